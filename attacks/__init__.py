@@ -1,0 +1,1 @@
+"""Score-based membership attacks, their statistics and their intervals."""

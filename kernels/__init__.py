@@ -1,0 +1,1 @@
+"""Registered ops over stacked tensors."""
