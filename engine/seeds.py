@@ -2,12 +2,14 @@
 
 Neither the arm nor the mix enters, so all arms and mixes of a study are paired: model m starts
 from the same weights (where shapes agree), sees its samples in the same order and is augmented
-alike everywhere. Nothing is drawn from ambient generators.
+alike everywhere. Nothing is drawn from ambient generators. Choices are made from the raw 64-bit
+stream of PCG64, which NumPy fixes for good, never from Generator methods, which it may change.
 """
 
 import hashlib
 
 import numpy as np
+import numpy.typing as npt
 
 STUDY = -1
 """The model_id of choices that belong to the whole study (outliers, the sample left out)."""
@@ -27,9 +29,29 @@ def key(
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def generator(
-    study_seed: int, purpose: str, *, model_id: int = STUDY, counter: int = 0, name: str = ""
-) -> np.random.Generator:
-    """NumPy's PCG64 generator under `key` (its stream is fixed by NumPy's compatibility policy)."""
-    chosen = key(study_seed, purpose, model_id=model_id, counter=counter, name=name)
-    return np.random.Generator(np.random.PCG64(chosen))
+def raw_bits(chosen_key: int, count: int) -> npt.NDArray[np.uint64]:
+    """`count` independent uniform 64-bit words under a key."""
+    return np.random.PCG64(chosen_key).random_raw(count)
+
+
+def permutation(chosen_key: int, count: int) -> npt.NDArray[np.int64]:
+    """A uniform permutation of range(count) under a key.
+
+    >>> sorted(permutation(7, 5).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    return np.argsort(raw_bits(chosen_key, count), kind="stable")
+
+
+def integers(chosen_key: int, count: int, bound: int) -> npt.NDArray[np.int64]:
+    """`count` integers in [0, bound); the bias of the modulus is below bound / 2**64.
+
+    >>> bool((integers(7, 1000, 9) < 9).all())
+    True
+    """
+    return (raw_bits(chosen_key, count) % np.uint64(bound)).astype(np.int64)
+
+
+def uniform(chosen_key: int, count: int) -> npt.NDArray[np.float64]:
+    """`count` uniform numbers in [0, 1) with 53 random bits."""
+    return (raw_bits(chosen_key, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
