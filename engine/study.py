@@ -35,7 +35,9 @@ class Data:
     cache: str = ""
 
     def __post_init__(self) -> None:
-        _require(self.limit >= 0, f"data.limit is {self.limit}: expected 0 (all) or a positive count")
+        _require(
+            self.limit >= 0, f"data.limit is {self.limit}: expected 0 (all) or a positive count"
+        )
         if self.name == "digits":
             _require(not self.path, "data.path is not used: the digits come with scikit-learn")
         if self.name in ("npz", "folder"):
