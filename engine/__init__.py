@@ -7,5 +7,5 @@ import kernels
 if Path(kernels.__path__[0]).resolve().parent != Path(__file__).resolve().parent.parent:
     raise ImportError(
         f"another distribution shadows the package 'kernels' (found at {kernels.__path__[0]}); "
-        "shadow-engine needs its own: uninstall the other one or use a virtual environment of its own"
+        "shadow-engine needs its own: uninstall the other one or use a separate environment"
     )

@@ -51,7 +51,7 @@ def _half(study_seed: int, pair: int, strata_N: npt.NDArray[np.integer]) -> npt.
 
 
 def _balanced(study_seed: int, models: int, strata_N: npt.NDArray[np.integer]) -> Mask:
-    """Every sample is kept by exactly M / 2 models, chosen sample by sample, without complements."""
+    """Every sample is kept by exactly M / 2 models, chosen sample by sample."""
     if models % 2:
         raise ValueError(f"balanced masks need an even number of models, not {models}")
     keep = np.zeros((models, len(strata_N)), dtype=bool)

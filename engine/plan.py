@@ -4,6 +4,7 @@ Imports no torch. N pool samples, R resident images, Z population images, B batc
 Q queries.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ class ModelResult:
 
 
 def family(study: Study, arm: str) -> tuple[object, ...]:
-    """Arms with equal families differ in scalars only (lr, weight decay, lambda) and share stacks."""
+    """Arms of one family differ in scalars only (lr, weight decay, lambda) and share stacks."""
     chosen = study.arms[arm]
     penalty = chosen.penalty
     form = None if penalty is None else (penalty.form, penalty.tau, penalty.through_sigma)
@@ -80,5 +81,5 @@ def stacks(
         limit = min(size, -(-len(refs) // workers))
         count = -(-len(refs) // limit)
         bounds = [round(i * len(refs) / count) for i in range(count + 1)]
-        cut += [tuple(refs[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        cut += [tuple(refs[a:b]) for a, b in itertools.pairwise(bounds)]
     return tuple(cut)

@@ -26,7 +26,7 @@ def _require(condition: bool, sentence: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Where the images come from. `limit` keeps that many training images, drawn by seed (0: all)."""
+    """Where the images come from. `limit` keeps that many training images by seed (0: all)."""
 
     name: DataName
     path: str = ""
@@ -151,8 +151,8 @@ class Membership:
 class Query:
     """What every trained model is asked.
 
-    views: queries a sample, 1 (plain) to 18 (two flips times nine shifts). population: never-trained
-    test images asked (0: all). keep_epochs: epochs after which scores are kept too.
+    views: queries a sample, 1 (plain) to 18 (two flips times nine shifts). population: how many
+    never-trained test images (0: all). keep_epochs: epochs after which scores are kept too.
     """
 
     views: int = 1
@@ -238,7 +238,10 @@ class Study:
         return tuple(pairs)
 
     def digest(self, data_digest: str) -> str:
-        """12 hex digits over all that changes a model's exported arrays, and nothing else."""
+        """12 hex digits over all that changes a model's exported arrays, and nothing else.
+
+        The number of models enters with balanced masks only: others grow without changing.
+        """
         chosen = {
             "numerics": NUMERICS,
             "data": [self.data.name, self.data.limit, data_digest],
@@ -247,6 +250,7 @@ class Study:
             "train": dataclasses.asdict(self.train),
             "seed": self.seed,
             "membership": dataclasses.asdict(self.membership),
+            "models": self.models if self.membership.design == "balanced" else "any",
             "query": dataclasses.asdict(self.query),
         }
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
