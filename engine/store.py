@@ -1,0 +1,276 @@
+"""The run directory: declared first, written atomically, checksummed, resumable.
+
+A model is done when a shard file holds it and the file matches its checksum. Shard files hold the
+arrays of consecutive models of one (mix, arm), stacked along a leading model axis. Nothing here is
+ever unpickled. Only the process that called `run` writes.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import files
+from engine.outliers import SampleTable
+from engine.plan import ModelRef, ModelResult
+from engine.study import Study
+from engine.studyfile import load_study, to_toml
+
+FORMAT = 1
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A shard file that cannot be used, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """What a scan of the shard folder found: (file, row) of every finished model; bad files."""
+
+    rows: Mapping[ModelRef, tuple[Path, int]]
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Everything the M models of one (mix, arm) left behind, with its mask and sample table."""
+
+    keep_MN: npt.NDArray[np.bool_]
+    samples: SampleTable
+    arrays: Mapping[str, Array]
+    """Per-model arrays stacked along M, under the names of engine.train.run_stack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run directory with its resolved study and manifest."""
+
+    path: Path
+    study: Study
+    digest: str
+    manifest: Mapping[str, Any]
+
+    def refs(self) -> tuple[ModelRef, ...]:
+        """Every model of the study, in order of mix, arm and model_id."""
+        return study_refs(self.study)
+
+    def scan(self) -> Shards:
+        """Verify every shard file (size, checksum, study, names) and list what is finished."""
+        rows: dict[ModelRef, tuple[Path, int]] = {}
+        rejected = []
+        for path in sorted((self.path / "shards").glob("*/*/*.safetensors")):
+            try:
+                models = _verified_models(path, self.digest)
+            except ValueError as error:
+                rejected.append(Rejected(path=path, reason=str(error)))
+                continue
+            mix, arm = path.parts[-3:-1]
+            for row, model_id in enumerate(models):
+                rows[ModelRef(mix=mix, arm=arm, model_id=model_id)] = (path, row)
+        return Shards(rows=rows, rejected=tuple(rejected))
+
+    def load(self, mix: str, arm: str) -> Cell:
+        """The cell of one mix and arm.
+
+        Raises:
+            ValueError: models are missing or their shards are damaged.
+        """
+        shards = self.scan()
+        refs = [ModelRef(mix=mix, arm=arm, model_id=m) for m in range(self.study.models)]
+        missing = [ref.model_id for ref in refs if ref not in shards.rows]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(refs)} models of {mix}/{arm} are not finished in "
+                f"{self.path}: run the study again to train what is missing"
+            )
+        arrays: dict[str, Array] = {}
+        for path, group in itertools.groupby(refs, key=lambda ref: shards.rows[ref][0]):
+            ids = [ref.model_id for ref in group]
+            rows = [shards.rows[ModelRef(mix=mix, arm=arm, model_id=m)][1] for m in ids]
+            for name, values in _read(path).items():
+                if name not in arrays:
+                    arrays[name] = np.empty((len(refs), *values.shape[1:]), values.dtype)
+                arrays[name][ids] = values[rows]
+        keep_MN, samples = self.membership(mix)
+        return Cell(keep_MN=keep_MN, samples=samples, arrays=arrays)
+
+    def membership(self, mix: str) -> tuple[npt.NDArray[np.bool_], SampleTable]:
+        """The keep mask (M, N) and the sample table of a mix."""
+        folder = self.path / "mixes" / mix
+        keep_MN = np.load(folder / "keep.npy", allow_pickle=False)
+        with np.load(folder / "samples.npz", allow_pickle=False) as table:
+            samples = SampleTable(**{name: table[name] for name in table.files})
+        return keep_MN[: self.study.models], samples
+
+
+def study_refs(study: Study) -> tuple[ModelRef, ...]:
+    """Every model of a study, in order of mix, arm and model_id."""
+    triples = itertools.product(study.mixes, study.arms, range(study.models))
+    return tuple(ModelRef(mix=mix, arm=arm, model_id=m) for mix, arm, m in triples)
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run directory for reading.
+
+    Raises:
+        ValueError: the folder is no run directory, or one of a newer format.
+    """
+    path = Path(path)
+    manifest_file, study_file = path / "manifest.json", path / "study.toml"
+    if not manifest_file.is_file() or not study_file.is_file():
+        raise ValueError(
+            f"'{path}' is no run directory: expected one with study.toml and manifest.json "
+            "(the path that `engine run` printed)"
+        )
+    try:
+        manifest = json.loads(manifest_file.read_text())
+        digest, version = manifest["digest"], manifest["format"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise ValueError(f"'{manifest_file}' is damaged: run the study again with --out") from None
+    if version != FORMAT:
+        raise ValueError(f"'{path}' has format {version}, this version reads {FORMAT}")
+    return Run(path=path, study=load_study(str(study_file)), digest=digest, manifest=manifest)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the run directory for writing; a second process is refused, not queued."""
+    with open(path / ".lock", "w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(
+                f"another process is running this study in {path}: wait for it or use --out"
+            ) from None
+        yield
+
+
+def declare(
+    path: Path,
+    study: Study,
+    masks: Mapping[str, npt.NDArray[np.bool_]],
+    samples: Mapping[str, SampleTable],
+    manifest: Mapping[str, Any],
+) -> Run:
+    """Write masks, sample tables, study and manifest, in that order (the manifest last).
+
+    Raises:
+        ValueError: the folder holds masks or sample tables that this study did not write.
+    """
+    for mix, table in samples.items():
+        folder = path / "mixes" / mix
+        folder.mkdir(parents=True, exist_ok=True)
+        _same_or_new(folder / "samples.npz", table)
+        keep_MN = masks[mix]
+        old = folder / "keep.npy"
+        if old.is_file():
+            kept = np.load(old, allow_pickle=False)
+            shared = min(len(kept), len(keep_MN))
+            if kept.shape[1:] != keep_MN.shape[1:] or (kept[:shared] != keep_MN[:shared]).any():
+                raise ValueError(f"'{old}' is not this study's keep mask: use another --out")
+            if len(kept) >= len(keep_MN):
+                continue
+        files.write_atomic(old, lambda stream, mask=keep_MN: np.save(stream, mask))  # type: ignore[misc]
+    files.write_text(path / "study.toml", to_toml(study))
+    write_manifest(path, manifest)
+    return Run(path=path, study=study, digest=manifest["digest"], manifest=manifest)
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest atomically."""
+    files.write_text(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+
+def clean(path: Path, rejected: Iterable[Rejected]) -> None:
+    """Set rejected shards aside (renamed, never deleted) and drop unfinished temporary files."""
+    for bad in rejected:
+        for member in (bad.path, bad.path.with_suffix(".json")):
+            if member.exists():
+                member.rename(member.with_name(member.name + ".rejected"))
+    for part in path.rglob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
+def write_results(run: Run, results: Sequence[ModelResult]) -> tuple[Path, ...]:
+    """Write the results of a trained stack: one shard for each run of consecutive models."""
+    written = []
+    ordered = sorted(results, key=lambda result: result.ref)
+
+    def group(item: tuple[int, ModelResult]) -> tuple[str, str, int]:
+        position, result = item
+        return (result.ref.mix, result.ref.arm, result.ref.model_id - position)
+
+    for (mix, arm, _), members in itertools.groupby(enumerate(ordered), key=group):
+        written.append(_write_shard(run, mix, arm, [result for _, result in members]))
+    return tuple(written)
+
+
+def _write_shard(run: Run, mix: str, arm: str, results: Sequence[ModelResult]) -> Path:
+    from safetensors.numpy import save
+
+    models = [result.ref.model_id for result in results]
+    arrays = {
+        name: np.stack([result.arrays[name] for result in results]) for name in results[0].arrays
+    }
+    folder = run.path / "shards" / mix / arm
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{models[0]:05d}-{models[-1]:05d}.safetensors"
+    identity = {"digest": run.digest, "mix": mix, "arm": arm, "models": json.dumps(models)}
+    files.write_atomic(path, lambda stream: stream.write(save(arrays, metadata=identity)))
+    summary = {**identity, "models": models, "sha256": files.sha256(path)}
+    files.write_text(path.with_suffix(".json"), json.dumps(summary, indent=2) + "\n")
+    return path
+
+
+def _verified_models(path: Path, digest: str) -> list[int]:
+    """The model ids in a shard file, after checking that the file is whole and belongs here."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        summary = json.loads(path.with_suffix(".json").read_text())
+        expected, models = summary["sha256"], [int(m) for m in summary["models"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError("its checksum file is missing or unreadable") from None
+    if files.sha256(path) != expected:
+        raise ValueError("it does not match its checksum (truncated or altered)")
+    mix, arm = path.parts[-3:-1]
+    try:
+        with safe_open(path, framework="numpy") as shard:
+            identity = shard.metadata() or {}
+    except SafetensorError:
+        raise ValueError("it is no safetensors file") from None
+    wanted = {"digest": digest, "mix": mix, "arm": arm, "models": json.dumps(models)}
+    if identity != wanted:
+        raise ValueError("it belongs to another study, mix, arm or range of models")
+    return models
+
+
+def _read(path: Path) -> dict[str, Array]:
+    from safetensors.numpy import load_file
+
+    return dict(load_file(path))
+
+
+def _same_or_new(path: Path, table: SampleTable) -> None:
+    arrays = {name: getattr(table, name) for name in SampleTable.__dataclass_fields__}
+    if path.is_file():
+        with np.load(path, allow_pickle=False) as old:
+            same = set(old.files) == set(arrays) and all(
+                np.array_equal(old[name], arrays[name]) for name in arrays
+            )
+        if not same:
+            raise ValueError(f"'{path}' is not this study's sample table: use another --out")
+        return
+    files.write_atomic(path, lambda stream: np.savez(stream, **arrays))
