@@ -1,0 +1,220 @@
+"""Where images come from: the digits, torchvision's sets, .npz files, folders of class folders.
+
+Readers return raw arrays and check only what they need; `arrays` checks the rest. Nothing here is
+unpickled but CIFAR's archives, whose files torchvision checks by MD5 before it opens them.
+"""
+
+import contextlib
+import fcntl
+import gzip
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Splits = dict[str, npt.NDArray[np.generic]]
+"""train_images, train_labels, test_images, test_labels."""
+
+KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+CLASS_NAMES = {
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+}
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
+COLOUR_MODES = ("P", "RGB", "RGBA")
+GREY_MODES = ("1", "L")
+
+
+def digits() -> Splits:
+    """Scikit-learn's 1,797 digits of 8 x 8 pixels, levels 0 to 16 spread over 0 to 255.
+
+    Of every class each fourth image, in the order of the file, is a test image: 1,352 train, 445
+    test.
+
+    >>> {key: array.shape for key, array in digits().items() if "images" in key}
+    {'train_images': (1352, 8, 8, 1), 'test_images': (445, 8, 8, 1)}
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = bunch.target.astype(np.int64)
+    is_test = np.zeros(len(labels), bool)
+    for label in range(10):
+        is_test[np.flatnonzero(labels == label)[3::4]] = True
+    return {
+        "train_images": images[~is_test],
+        "train_labels": labels[~is_test],
+        "test_images": images[is_test],
+        "test_labels": labels[is_test],
+    }
+
+
+def npz(path: Path) -> Splits:
+    """The four arrays of an .npz file; arrays of Python objects are refused."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is no archive of arrays")
+            missing = [key for key in KEYS if key not in archive.files]
+            if not missing:
+                return {key: archive[key] for key in KEYS}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read as .npz: {error}") from error
+    raise ValueError(f"{path} lacks {', '.join(missing)} (expected: {', '.join(KEYS)})")
+
+
+def class_folders(path: Path) -> Splits:
+    """Images in path/train/CLASS and path/test/CLASS; classes are numbered by sorted name.
+
+    All images have one size. They are grey if every one of them is, else RGB (transparency is
+    dropped).
+    """
+    names = {}
+    for split in ("train", "test"):
+        if not (path / split).is_dir():
+            raise ValueError(f"there is no folder {path / split} of class folders")
+        found = sorted(p.name for p in (path / split).iterdir() if p.is_dir())
+        names[split] = [name for name in found if not name.startswith(".")]
+    if names["train"] != names["test"]:
+        odd = sorted(set(names["train"]) ^ set(names["test"]))
+        raise ValueError(f"{path}: class '{odd[0]}' is in only one of train and test")
+    if not names["train"]:
+        raise ValueError(f"{path / 'train'} has no class folders")
+    pictures: dict[str, list[npt.NDArray[np.uint8]]] = {"train": [], "test": []}
+    labels: dict[str, list[int]] = {"train": [], "test": []}
+    for split in pictures:
+        for label, name in enumerate(names[split]):
+            for file in sorted((path / split / name).iterdir()):
+                if file.suffix.lower() in SUFFIXES and not file.name.startswith("."):
+                    pictures[split].append(_picture(file))
+                    labels[split].append(label)
+    everything = [picture for split in pictures.values() for picture in split]
+    sizes = sorted({picture.shape[:2] for picture in everything})
+    if len(sizes) != 1:
+        found_sizes = ", ".join(f"{h} x {w}" for h, w in sizes[:3]) or "none at all"
+        raise ValueError(f"{path}: images must all have one size, found {found_sizes}")
+    channels = max(picture.shape[2] for picture in everything)
+    raw: Splits = {}
+    for split, images in pictures.items():
+        wide = [np.broadcast_to(image, (*sizes[0], channels)) for image in images]
+        raw[f"{split}_images"] = np.array(wide, np.uint8).reshape(-1, *sizes[0], channels)
+        raw[f"{split}_labels"] = np.array(labels[split], np.int64)
+    return raw
+
+
+def _picture(file: Path) -> npt.NDArray[np.uint8]:
+    """One image file as H x W x 1 or H x W x 3."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            if image.mode in GREY_MODES:
+                return np.asarray(image.convert("L"))[..., None]
+            if image.mode in COLOUR_MODES:
+                return np.asarray(image.convert("RGB"))
+            mode = image.mode
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"{file} cannot be read as an image: {error}") from error
+    raise ValueError(f"{file} has mode {mode}: expected 8-bit grey or colour")
+
+
+def torchvision_set(name: str, root: Path) -> Splits:
+    """A set in a folder laid out by torchvision."""
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}: data.path is torchvision's, or an .npz")
+    if name in ("mnist", "fashion_mnist"):
+        # torchvision itself would open older, pickled copies if it found some: read the raw files.
+        return _idx_set(root / CLASS_NAMES[name] / "raw")
+    raw: Splits = {}
+    for split in ("train", "test"):
+        try:
+            part = _torchvision_class(name)(root, train=split == "train", download=False)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{root} does not hold {name} as torchvision lays it out, whole and unaltered: "
+                "leave out data.path to download it"
+            ) from error
+        raw[f"{split}_images"] = np.asarray(part.data)
+        raw[f"{split}_labels"] = np.asarray(part.targets, dtype=np.int64)
+    return raw
+
+
+def _idx_set(folder: Path) -> Splits:
+    raw: Splits = {}
+    for split, stem in (("train", "train"), ("test", "t10k")):
+        raw[f"{split}_images"] = _idx(folder / f"{stem}-images-idx3-ubyte", 3)[..., None]
+        raw[f"{split}_labels"] = _idx(folder / f"{stem}-labels-idx1-ubyte", 1).astype(np.int64)
+    return raw
+
+
+def _idx(file: Path, ndim: int) -> npt.NDArray[np.uint8]:
+    """An IDX file of unsigned bytes, plain or (with .gz appended to its name) gzipped."""
+    zipped = file.with_name(f"{file.name}.gz")
+    try:
+        if file.is_file():
+            raw = file.read_bytes()
+        elif zipped.is_file():
+            raw = gzip.decompress(zipped.read_bytes())
+        else:
+            raise ValueError(f"there is no file {file}: leave out data.path to download it")
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    shape = np.frombuffer(raw[4 : 4 + 4 * ndim], ">u4").tolist()
+    start = 4 + 4 * ndim
+    if raw[:4] != bytes([0, 0, 8, ndim]) or len(raw) - start != np.prod(shape, dtype=np.int64):
+        raise ValueError(f"{file} is damaged: it is no whole IDX file of bytes")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def downloaded(name: str, cache: Path, *, offline: bool) -> Path:
+    """The cached torchvision folder of a set; downloads it once, whole or not at all."""
+    root = cache / "torchvision" / name
+    if root.is_dir():
+        return root
+    if offline:
+        raise ValueError(
+            f"{name} is not in {root} and --offline forbids to download it: set data.path to a "
+            "torchvision folder or an .npz"
+        )
+    part = root.with_name(f"{name}.part")
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with locked(root.with_name(f"{name}.lock")):
+            if not root.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+                _torchvision_class(name)(part, train=True, download=True)
+                part.rename(root)
+    except (OSError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{name} could not be downloaded into {root} ({error}): set data.path to a "
+            "torchvision folder or an .npz"
+        ) from error
+    return root
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold an advisory lock: whoever comes second waits, and a process that dies lets go."""
+    with open(file, "ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _torchvision_class(name: str) -> Any:
+    try:
+        from torchvision import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"{name} is read through torchvision, which is not installed: "
+            "pip install 'shadow-engine[vision]', or set data.path to an .npz"
+        ) from error
+    return getattr(datasets, CLASS_NAMES[name])
