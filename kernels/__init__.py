@@ -1,1 +1,37 @@
-"""Registered ops over stacked tensors."""
+"""Registered ops over stacked tensors.
+
+Each op takes one model's tensors, also inside `torch.func.vmap` over models; differentiate outside
+vmap with `torch.autograd.grad`. How an op is registered, and how an implementation is chosen for
+it, stands in `kernels._register`.
+"""
+
+from kernels import sgd
+from kernels._register import adopt, plan
+from kernels.affine import affine, relu
+from kernels.augment import augment, view
+from kernels.batch_norm import BatchNormOut, PenaltyForm, batch_norm
+from kernels.conv import conv2d
+from kernels.cross_entropy import cross_entropy
+from kernels.group_norm import group_norm
+from kernels.linear import linear
+from kernels.pool import avg_pool, global_avg_pool, max_pool
+
+__all__ = [
+    "BatchNormOut",
+    "PenaltyForm",
+    "adopt",
+    "affine",
+    "augment",
+    "avg_pool",
+    "batch_norm",
+    "conv2d",
+    "cross_entropy",
+    "global_avg_pool",
+    "group_norm",
+    "linear",
+    "max_pool",
+    "plan",
+    "relu",
+    "sgd",
+    "view",
+]

@@ -1,0 +1,101 @@
+"""Scale, shift, residual and ReLU as one op: Fixup's scalars, the affine-only arm, plain biases.
+
+C channels; scale and shift are scalars or (C,).
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from kernels._layout import empty, empty_activation, nothing
+from kernels._register import differentiate, refuse_functional_grad, register
+
+
+def _allocate(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return (empty_activation(x, x.shape[0], x.shape[1:]),)
+
+
+def _allocate_backward(
+    grad_y: Tensor,
+    x: Tensor | None,
+    scale: Tensor | None,
+    y: Tensor | None,
+    need_x: bool,
+    shift_shape: list[int] | None,
+    need_residual: bool,
+) -> tuple[Tensor, ...]:
+    models, whole = grad_y.shape[0], grad_y.shape[1:]
+    return (
+        empty_activation(grad_y, models, whole) if need_x else nothing(grad_y, models),
+        nothing(grad_y, models) if scale is None else empty(grad_y, models, scale.shape[1:]),
+        nothing(grad_y, models) if shift_shape is None else empty(grad_y, models, shift_shape),
+        empty_activation(grad_y, models, whole) if need_residual else nothing(grad_y, models),
+    )
+
+
+_forward = register(
+    "affine",
+    "affine",
+    "(Tensor x, Tensor? scale, Tensor? shift, Tensor? residual, bool relu) -> Tensor",
+    _allocate,
+)
+_backward = register(
+    "affine",
+    "affine_backward",
+    "(Tensor grad_y, Tensor? x, Tensor? scale, Tensor? y, bool need_x, int[]? shift_shape,"
+    " bool need_residual) -> (Tensor, Tensor, Tensor, Tensor)",
+    _allocate_backward,
+)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, scale, shift, residual, relu = inputs
+    ctx.save_for_backward(x if scale is not None else None, scale, output if relu else None)
+    ctx.shift_shape = None
+    if shift is not None:
+        stacked = x.dim() == 5
+        ctx.shift_shape = list(shift.shape[1:] if stacked else shift.shape)
+    needs = ctx.needs_input_grad
+    ctx.needs = (bool(needs[0]), residual is not None and bool(needs[3]))
+
+
+def _gradients(ctx: Any, call: Any, grad_y: Tensor) -> tuple[Any, ...]:
+    x, scale, y = ctx.saved_tensors
+    need_x, need_residual = ctx.needs
+    grads = call(grad_y, x, scale, y, need_x, ctx.shift_shape, need_residual)
+    wanted = (need_x, scale is not None, ctx.shift_shape is not None, need_residual)
+    return (*(g if want else None for g, want in zip(grads, wanted, strict=True)), None)
+
+
+differentiate(_forward, _backward, setup=_setup, gradients=_gradients)
+
+
+def affine(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    relu: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """relu(scale * x + shift + residual) on x (N, C, H, W); scale and shift are () or (C,).
+
+    Raises ValueError on other shapes.
+    """
+    for name, value in (("scale", scale), ("shift", shift)):
+        if value is not None and value.shape not in ((), (x.shape[1],)):
+            raise ValueError(
+                f"affine got x {tuple(x.shape)} and {name} {tuple(value.shape)}: "
+                "expected () or (C,)"
+            )
+    if x.dim() != 4:
+        raise ValueError(f"affine got x {tuple(x.shape)}: expected (N, C, H, W)")
+    refuse_functional_grad()
+    y: Tensor = _forward.single(x, scale, shift, residual, relu)
+    return y
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0) of any shape (NaN stays NaN)."""
+    if x.dim() != 4:
+        return x.relu()
+    return affine(x, None, None, relu=True)

@@ -1,0 +1,63 @@
+"""Group norm of one model, plain torch.
+
+N samples, C channels, G groups.
+"""
+
+import torch
+from torch import Tensor
+
+
+def _per_channel(value_C: Tensor) -> Tensor:
+    return value_C[:, None, None]
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    groups: int,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, and the mean and sigma of every sample's groups."""
+    grouped = x.reshape(x.shape[0], groups, -1)
+    mean_NG = grouped.mean(2)
+    centred = grouped - mean_NG[:, :, None]
+    sigma_NG = (centred.square().mean(2) + eps).sqrt()
+    y = (centred / sigma_NG[:, :, None]).reshape(x.shape)
+    if weight is not None:
+        y = y * _per_channel(weight)
+    if bias is not None:
+        y = y + _per_channel(bias)
+    if residual is not None:
+        y = y + residual
+    return y.relu() if relu else y, mean_NG, sigma_NG
+
+
+def group_norm_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean_NG: Tensor,
+    sigma_NG: Tensor,
+    y: Tensor | None,
+    groups: int,
+    need_bias: bool,
+    need_residual: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, weight, bias and residual; y is given where it went through ReLU."""
+    grad = grad_y if y is None else torch.where(y <= 0, 0, grad_y)
+    grouped = x.reshape(x.shape[0], groups, -1)
+    normal = (grouped - mean_NG[:, :, None]) / sigma_NG[:, :, None]
+    scaled = grad if weight is None else grad * _per_channel(weight)
+    scaled = scaled.reshape(normal.shape)
+    coupling = scaled.mean(2, keepdim=True) + normal * (scaled * normal).mean(2, keepdim=True)
+    grad_x = (scaled - coupling) / sigma_NG[:, :, None]
+    grad_weight = (grad * normal.reshape(x.shape)).sum((0, 2, 3))
+    return (
+        grad_x.reshape(x.shape),
+        None if weight is None else grad_weight,
+        grad.sum((0, 2, 3)) if need_bias else None,
+        grad if need_residual else None,
+    )
