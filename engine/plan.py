@@ -52,10 +52,14 @@ class StudyData:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelResult:
-    """The arrays of one trained model, by name (see engine.signals and engine.probes)."""
+    """The arrays of one trained model, by name (see engine.signals and engine.probes).
+
+    seconds: the model's share of its stack's time; a fact of the machine, never stored as a result.
+    """
 
     ref: ModelRef
     arrays: Mapping[str, npt.NDArray[np.generic]]
+    seconds: float = 0.0
 
 
 def family(study: Study, arm: str) -> tuple[object, ...]:

@@ -1,0 +1,120 @@
+"""The command line: flags in, one call out. Heavy imports sit inside the commands."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train hundreds of small networks at once and say how much each remembers.",
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the study; repeatable."),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+
+
+@app.command()
+def run(
+    study: Annotated[str, typer.Option(help="A shipped study's name or a .toml file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Where run directories go.")] = Path("runs"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    executor: Annotated[str, typer.Option(help="Where stacks are trained: local.")] = "local",
+    offline: Annotated[bool, typer.Option("--offline", help="Never download.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print study and cost; write nothing.")
+    ] = False,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+) -> None:
+    """Train what is missing of a study, attack it, report.
+
+    Running the same command again trains nothing that is finished.
+    """
+    from engine.run import Options, run_study
+    from engine.studyfile import load_study
+
+    options = Options(out=out, device=device, executor=executor, offline=offline, dry_run=dry_run)
+    run_study(load_study(study, [*(overrides or []), *(more or [])]), options, _console())
+
+
+@app.command()
+def studies() -> None:
+    """List the shipped studies: question and cost."""
+    from rich.table import Table
+
+    from engine.studyfile import load_study, shipped_studies
+
+    table = Table("study", "question", "cost", show_lines=True)
+    for name in shipped_studies():
+        study = load_study(name)
+        table.add_row(name, study.question, study.cost)
+    _console().print(table)
+
+
+@app.command()
+def status(path: RunPath) -> None:
+    """Say what of a run is finished, missing or damaged."""
+    from engine.status import print_status
+    from engine.store import open_run
+
+    print_status(open_run(path), _console())
+
+
+@app.command()
+def report(path: RunPath) -> None:
+    """Attack a finished run again and rebuild its report."""
+    from engine.run import report as rebuild
+    from engine.store import open_run
+
+    rebuild(open_run(path), _console())
+
+
+@app.command()
+def export(
+    path: RunPath,
+    out: Annotated[Path, typer.Option(help="The .npz file or the folder to write.")],
+    format: Annotated[str, typer.Option(help="npz or tf.")] = "npz",
+) -> None:
+    """Hand over scores, masks and labels for other tools."""
+    from engine.export import export as write
+    from engine.store import open_run
+
+    write(open_run(path), format, out)
+    _console().print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console()
+
+
+def main() -> None:
+    """The console script: user errors become one sentence and a non-zero exit."""
+    try:
+        app(standalone_mode=True)
+    except KeyboardInterrupt:
+        _fail("interrupted: finished models are kept; the same command goes on from here", 130)
+    except (ValueError, RuntimeError, OSError) as error:
+        if os.environ.get("SHADOW_DEBUG"):
+            raise
+        _fail(_sentence(error), 1)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror.lower()}{where}: free space or choose another --out"
+    return str(error)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    print(f"engine: {sentence}", file=sys.stderr)
+    raise SystemExit(code)

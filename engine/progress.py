@@ -1,0 +1,98 @@
+"""The live progress of a run: one updating line on a terminal, plain lines elsewhere."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+PLAIN_SECONDS = 10.0
+"""Seconds between plain lines when the output is no terminal."""
+
+
+class TrainingProgress:
+    """Models, epochs, models an hour and time left, fed by the executor's callbacks."""
+
+    def __init__(self, console: Console, stack_sizes: list[int], epochs: int) -> None:
+        self._console, self._sizes, self._epochs = console, stack_sizes, epochs
+        self._epochs_done = [0] * len(stack_sizes)
+        self._finished = 0
+        self._start = self._last_line = time.monotonic()
+        self._live = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._live.add_task("training", total=self._total, text="starting")
+
+    def __enter__(self) -> "TrainingProgress":
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def epoch(self, stack: int, done: int) -> None:
+        """A stack has finished `done` epochs."""
+        self._epochs_done[stack] = max(done, self._epochs_done[stack])
+        self._show()
+
+    def models(self, count: int) -> None:
+        """`count` more models are finished and stored."""
+        self._finished += count
+        self._show(force=self._finished == sum(self._sizes))
+
+    @property
+    def _total(self) -> int:
+        return sum(self._sizes) * self._epochs
+
+    def text(self) -> str:
+        """The figures, in words."""
+        done = sum(n * e for n, e in zip(self._sizes, self._epochs_done, strict=True))
+        elapsed = time.monotonic() - self._start
+        parts = [f"{self._finished}/{sum(self._sizes)} models", f"{done}/{self._total} epochs"]
+        if done:
+            rate = done / elapsed
+            parts.append(f"{3600 * rate / self._epochs:,.0f} models/hour")
+            parts.append(f"{clock((self._total - done) / rate)} left")
+        return " · ".join(parts)
+
+    def _show(self, force: bool = False) -> None:
+        done = sum(n * e for n, e in zip(self._sizes, self._epochs_done, strict=True))
+        self._live.update(self._task, completed=done, text=self.text())
+        now = time.monotonic()
+        if not self._console.is_terminal and (force or now - self._last_line > PLAIN_SECONDS):
+            self._last_line = now
+            self._console.print(f"training: {self.text()}", highlight=False)
+
+
+def clock(seconds: float) -> str:
+    """A duration in words.
+
+    >>> clock(42), clock(600), clock(7200), clock(300000)
+    ('42 s', '10 min', '2.0 h', '3.5 days')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
+
+
+def size(count: float) -> str:
+    """Bytes in words.
+
+    >>> size(3e6), size(5e9)
+    ('3 MB', '4.7 GiB')
+    """
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{max(1, round(count / 1e6))} MB"

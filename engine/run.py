@@ -1,0 +1,257 @@
+"""`run_study`: plan, train, attack, report. The whole story of a run in one place."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from engine import cost, store
+from engine import manifest as facts
+from engine.data.beton import cache_dir
+from engine.executors.base import Executor, Job
+from engine.plan import ModelRef, ModelResult, stacks
+from engine.prepare import Prepared, prepare
+from engine.progress import TrainingProgress, clock, size
+from engine.study import Study
+from engine.studyfile import to_toml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run, as opposed to what (the study)."""
+
+    out: Path = Path("runs")
+    device: str = "auto"
+    executor: str = "local"
+    offline: bool = False
+    dry_run: bool = False
+
+
+def run_study(study: Study, options: Options, console: Console) -> Path | None:
+    """Run a study to its report; train only what is missing.
+
+    Returns:
+        The run directory, or None after a dry run.
+
+    Raises:
+        ValueError: the study, its data or this machine cannot do it; nothing was trained.
+        RuntimeError: training broke off; finished models are kept.
+    """
+    device = resolve_device(options.device)
+    _print_study(study, console)
+    if options.dry_run:
+        sizes = cost.known_sizes(study) or _sizes(prepare(study, offline=options.offline))
+        _print_cost(study, sizes, list(store.study_refs(study)), device, console)
+        return None
+    _check_out(options.out)
+    console.print("reading the data …")
+    prepared = prepare(study, offline=options.offline)
+    folder = options.out / f"{study.name}-{prepared.digest}"
+    missing = _missing(study, folder, prepared, device)
+    planned = _print_cost(study, _sizes(prepared), missing, device, console)
+    folder.mkdir(parents=True, exist_ok=True)
+    with store.locked(folder):
+        run = _declare(folder, study, prepared, device, options.executor)
+        missing = _set_aside_damaged(run, console)
+        if missing:
+            _train(run, prepared, missing, planned, device, options.executor, console)
+        return report(run, console)
+
+
+def resolve_device(name: str) -> str:
+    """`auto`, `cpu` or `cuda` to the device to use.
+
+    Raises:
+        ValueError: CUDA was asked for and there is none.
+    """
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"unknown device '{name}': known are auto, cpu, cuda")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ValueError("device cuda was asked for, but torch finds no GPU: use --device cpu")
+    return "cuda" if name != "cpu" and available else "cpu"
+
+
+def _check_out(out: Path) -> None:
+    """Find out before hours of training whether results can be written; leave nothing behind."""
+    if (out / "manifest.json").exists():
+        raise ValueError(
+            f"'{out}' is itself a run directory: --out names the folder that holds run directories"
+        )
+    existing = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        raise ValueError(f"'{existing}' is no folder: choose another --out")
+    try:
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(bytes(2**20))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to the output folder '{out}' ({error.strerror}): choose another --out"
+        ) from None
+
+
+def _sizes(prepared: Prepared) -> cost.Sizes:
+    data = prepared.data
+    pool = next(iter(data.tables.values())).label_N
+    height, width, channels = data.images_RHWC.shape[1:]
+    return cost.Sizes(
+        pool=len(pool),
+        population=len(data.population_labels_Z),
+        image=(height, width, channels),
+        classes=data.classes,
+    )
+
+
+def _print_study(study: Study, console: Console) -> None:
+    console.print(f"[bold]{study.name}[/bold]: {study.question}", highlight=False)
+    console.print(to_toml(study).split("\n", 1)[1].strip(), highlight=False, markup=False)
+
+
+def _print_cost(
+    study: Study, sizes: cost.Sizes, missing: list[ModelRef], device: str, console: Console
+) -> cost.Cost:
+    """Print what training the missing models will take; an impossible stack raises."""
+    from engine.executors.local import usable_cores
+
+    wanted = study.resources.processes
+    workers = 1 if device == "cuda" else usable_cores() if wanted == "auto" else wanted
+    workers = max(1, min(workers, len(missing)))
+    found = cost.estimate(study, sizes, missing, device, workers, cache_dir(study.data))
+    basis = "from this machine's earlier runs" if found.measured else "a rough estimate"
+    console.print(
+        f"cost: {found.models} models to train on {device}, about {clock(found.seconds)} "
+        f"({basis}), {size(found.memory_bytes)} of memory, {size(found.disk_bytes)} of disk; "
+        f"{found.workers} process(es), stacks of up to {found.stack} models",
+        highlight=False,
+    )
+    return found
+
+
+def _missing(study: Study, folder: Path, prepared: Prepared, device: str) -> list[ModelRef]:
+    """What is left to train, without touching the folder.
+
+    Raises:
+        ValueError: the folder belongs to another study, or was started with other arithmetic.
+    """
+    refs = store.study_refs(study)
+    if not (folder / "manifest.json").is_file():
+        return list(refs)
+    run = store.open_run(folder)
+    if run.digest != prepared.digest:
+        raise ValueError(f"'{folder}' is the run directory of another study: use another --out")
+    done = run.scan().rows
+    missing = [ref for ref in refs if ref not in done]
+    if missing:
+        facts.adopt(run.manifest["numerics"], device, folder)
+    return missing
+
+
+def _declare(
+    folder: Path, study: Study, prepared: Prepared, device: str, executor: str
+) -> store.Run:
+    """Adopt an earlier start's numeric plan, or decide one; write everything but results."""
+    earlier = store.open_run(folder).manifest if (folder / "manifest.json").is_file() else None
+    numerics = facts.numerics(device) if earlier is None else earlier["numerics"]
+    manifest = {
+        "format": store.FORMAT,
+        "study": study.name,
+        "digest": prepared.digest,
+        "data": dict(prepared.facts),
+        "query_mode": study.query.mode,
+        "seed": study.seed,
+        "executor": executor,
+        "numerics": numerics,
+        "hardware": facts.hardware(device),
+        "versions": facts.versions(),
+        "started": facts.now() if earlier is None else earlier["started"],
+        "shards": {} if earlier is None else earlier.get("shards", {}),
+    }
+    return store.declare(folder, study, prepared.masks, prepared.samples, manifest)
+
+
+def _set_aside_damaged(run: store.Run, console: Console) -> list[ModelRef]:
+    """Name damaged shards, move them out of the way, and list what is to be trained."""
+    shards = run.scan()
+    for bad in shards.rejected:
+        console.print(f"set aside {bad.path}: {bad.reason}; its models are trained again")
+    store.clean(run.path, shards.rejected)
+    refs = run.refs()
+    missing = [ref for ref in refs if ref not in shards.rows]
+    if len(missing) < len(refs):
+        console.print(f"{len(refs) - len(missing)} of {len(refs)} models are finished already")
+    return missing
+
+
+def _train(
+    run: store.Run,
+    prepared: Prepared,
+    missing: list[ModelRef],
+    planned: cost.Cost,
+    device: str,
+    executor: str,
+    console: Console,
+) -> None:
+    """Train the missing models, storing each stack as it ends."""
+    study = run.study
+    work = stacks(study, missing, planned.stack, planned.workers)
+    plan = run.manifest["numerics"]["kernels"]
+    job = Job(study=study, data=prepared.data, device=device, kernel_plan=plan)
+    seconds: dict[str, list[float]] = {arm: [] for arm in study.arms}
+    with TrainingProgress(console, [len(stack) for stack in work], study.train.epochs) as progress:
+
+        def on_result(results: Sequence[ModelResult]) -> None:
+            store.write_results(run, results)
+            progress.models(len(results))
+            for result in results:
+                seconds[result.ref.arm].append(result.seconds)
+
+        _executor(executor, planned.workers).run(job, work, on_result, progress.epoch)
+    _remember_speeds(study, _sizes(prepared), device, seconds)
+
+
+def _remember_speeds(
+    study: Study, sizes: cost.Sizes, device: str, seconds: Mapping[str, Sequence[float]]
+) -> None:
+    """Keep what was measured for later cost estimates."""
+    for arm, times in seconds.items():
+        if times:
+            speed = len(times) * cost.trained_samples(study, sizes) / sum(times)
+            key = cost.speed_key(study, study.arms[arm], sizes, device)
+            cost.remember_speed(cache_dir(study.data), key, speed)
+
+
+def _executor(name: str, workers: int) -> Executor:
+    from engine.executors.local import LocalExecutor
+
+    known: dict[str, Callable[[int], Executor]] = {"local": LocalExecutor}
+    if name not in known:
+        raise ValueError(f"unknown executor '{name}': known are {', '.join(known)}")
+    return known[name](workers)
+
+
+def report(run: store.Run, console: Console) -> Path:
+    """Attack a finished run, write findings and report, print the summary."""
+    from engine.analysis import analyse
+    from engine.report import write_report
+    from engine.summary import print_summary
+
+    console.print("attacking …")
+    findings = analyse(run)
+    page = write_report(run, findings)
+    print_summary(findings, console)
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    manifest = {**run.manifest, "finished": facts.now(), "shards": _shard_states(run)}
+    store.write_manifest(run.path, manifest)
+    return run.path
+
+
+def _shard_states(run: store.Run) -> dict[str, str]:
+    files = {path for path, _ in run.scan().rows.values()}
+    return {str(path.relative_to(run.path)): "done" for path in sorted(files)}
