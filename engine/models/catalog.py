@@ -6,7 +6,10 @@ NETS: dict[str, tuple[str, ...]] = {
     "resnet8": ("batch", "fixup", "group"),
     "resnet20": ("batch", "fixup", "group"),
     "resnet18": ("batch", "fixup", "group"),
-    "resnet9": ("batch", "none", "group", "affine"),
+    "resnet9": ("batch", "fixup", "group"),
     "densenet": ("batch", "none", "group"),
 }
-"""Network name -> the norms with which it is known to train."""
+"""Network name -> the norms with which it is known to train.
+
+Residual nets have no plain `none`: without a norm they are trained the Fixup way.
+"""

@@ -1,0 +1,190 @@
+"""The oracle: the same study one model at a time, in plain torch, as anybody would write it.
+
+Nothing here is stacked or fused: torch.nn.functional, autograd and torch.optim.SGD. Networks are
+those of `engine.models` with every layer swapped for its plain twin; only what comes before the
+arithmetic (initial values, orders, batches, schedule) is shared with the stacked trainer.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.models import layers
+from engine.models.layers import lr_factors, take_penalty
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+class PlainConv(layers.Conv):
+    """Conv by torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F.conv2d."""
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+
+
+class PlainLinear(layers.Linear):
+    """Linear by torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F.linear."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class PlainBatchNorm(layers.BatchNorm):
+    """BatchNorm by torch; the penalty by autograd through the batch's variance."""
+
+    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
+        """F.batch_norm, + residual, F.relu."""
+        self.penalty = self._penalty(x) if self.training and self.penalty_form else None
+        y = F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum,
+            self.eps,
+        )
+        return _finish(y, relu, residual)
+
+    def _penalty(self, x: Tensor) -> Tensor:
+        assert self.penalty_form is not None
+        dims = [d for d in range(x.dim()) if d != 1]
+        sigma = (x.var(dims, unbiased=False) + self.eps).sqrt()
+        if not self.penalty_form.through_sigma:
+            sigma = sigma.detach()
+        ratio = 1 / sigma if self.weight is None else self.weight / sigma
+        if self.penalty_form.form == "hinge":
+            ratio = F.relu(ratio.abs() - self.penalty_form.tau)
+        return (ratio**2).mean()
+
+
+class PlainGroupNorm(layers.GroupNorm):
+    """GroupNorm by torch."""
+
+    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
+        """F.group_norm, + residual, F.relu."""
+        y = F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+        return _finish(y, relu, residual)
+
+
+class PlainAffine(layers.Affine):
+    """Affine by broadcasting."""
+
+    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
+        """x * scale + shift, + residual, F.relu."""
+        if self.weight is not None:
+            x = x * self.weight.reshape(-1, 1, 1)
+        if self.bias is not None:
+            x = x + self.bias.reshape(-1, 1, 1)
+        return _finish(x, relu, residual)
+
+
+class PlainReLU(layers.ReLU):
+    """ReLU by torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F.relu."""
+        return F.relu(x)
+
+
+class PlainMaxPool(layers.MaxPool):
+    """MaxPool by torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F.max_pool2d."""
+        return F.max_pool2d(x, self.size)
+
+
+class PlainAvgPool(layers.AvgPool):
+    """AvgPool by torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F.avg_pool2d."""
+        return F.avg_pool2d(x, self.size)
+
+
+class PlainGlobalAvgPool(layers.GlobalAvgPool):
+    """GlobalAvgPool by torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean over H and W."""
+        return x.mean((2, 3))
+
+
+def _finish(y: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
+    if residual is not None:
+        y = y + residual
+    return F.relu(y) if relu else y
+
+
+TWINS: dict[type[nn.Module], type[nn.Module]] = {
+    layers.Conv: PlainConv,
+    layers.Linear: PlainLinear,
+    layers.BatchNorm: PlainBatchNorm,
+    layers.GroupNorm: PlainGroupNorm,
+    layers.Affine: PlainAffine,
+    layers.ReLU: PlainReLU,
+    layers.MaxPool: PlainMaxPool,
+    layers.AvgPool: PlainAvgPool,
+    layers.GlobalAvgPool: PlainGlobalAvgPool,
+}
+
+
+def plain(net: nn.Module) -> nn.Module:
+    """The same network, in place, with every layer of ours computing by plain torch."""
+    for module in net.modules():
+        module.__class__ = TWINS.get(type(module), type(module))
+    return net
+
+
+def optimiser(
+    net: nn.Module, *, lr: float, weight_decay: float, momentum: float, nesterov: bool
+) -> torch.optim.SGD:
+    """torch's SGD with one parameter group for each learning-rate factor."""
+    factors = lr_factors(net)
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in net.named_parameters():
+        groups.setdefault(factors[name], []).append(parameter)
+    return torch.optim.SGD(
+        [{"params": group, "factor": factor} for factor, group in groups.items()],
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+    )
+
+
+def train(
+    net: nn.Module,
+    batches: Batches,
+    sgd: torch.optim.SGD,
+    rate: Callable[[int], float],
+    lambda_: float = 0.0,
+) -> list[float]:
+    """Train one network in place, one step a batch; the training loss of every step.
+
+    Args:
+        net: a network, made plain by `plain` or of plain torch layers.
+        batches: (images, labels) pairs, one a step.
+        sgd: the optimiser of `optimiser`.
+        rate: step -> learning rate (before the groups' factors).
+        lambda_: strength of the gamma/sigma penalty.
+    """
+    net.train()
+    losses = []
+    for step, (images, labels) in enumerate(batches):
+        for group in sgd.param_groups:
+            group["lr"] = rate(step) * group["factor"]
+        sgd.zero_grad()
+        loss = F.cross_entropy(net(images), labels)
+        penalty = take_penalty(net)
+        total = loss if penalty is None else loss + lambda_ * penalty
+        total.backward()  # type: ignore[no-untyped-call]
+        sgd.step()
+        losses.append(loss.item())
+    return losses
