@@ -1,0 +1,201 @@
+"""The run directory: atomic, checksummed, resumable, growing, honest about damage."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from engine import files, store
+from engine.membership import keep_mask
+from engine.outliers import sample_table
+from engine.plan import ModelRef, ModelResult
+from engine.studyfile import load_study
+
+SAMPLES = 12
+
+
+def declare(folder, models=4, digest="abc"):
+    study = load_study("digits_bn_vs_nobn", [f"models={models}"])
+    labels = np.arange(SAMPLES, dtype=np.int64) % 10
+    samples = {n: sample_table(mix, 0, labels, 10) for n, mix in study.mixes.items()}
+    mask = keep_mask(study.membership, 0, models, np.zeros(SAMPLES, dtype=np.int64))
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = {"format": store.FORMAT, "digest": digest, "shards": {}}
+    return store.declare(folder, study, dict.fromkeys(samples, mask), samples, manifest)
+
+
+def result(mix, arm, model_id):
+    arrays = {
+        "phi_NQ": np.full((SAMPLES, 1), model_id, dtype=np.float32),
+        "correct_N": np.arange(SAMPLES) % (model_id + 2) == 0,
+    }
+    return ModelResult(ref=ModelRef(mix=mix, arm=arm, model_id=model_id), arrays=arrays)
+
+
+def fill(run, arm="bn", ids=(0, 1, 2, 3)):
+    mix = next(iter(run.study.mixes))
+    return mix, store.write_results(run, [result(mix, arm, m) for m in ids])
+
+
+def test_results_come_back_in_model_order_from_any_shards(tmp_path):
+    run = declare(tmp_path / "run")
+    fill(run, ids=(3, 0))
+    mix, _ = fill(run, ids=(2, 1))
+    assert [p.name for p in sorted((run.path / "shards" / mix / "bn").glob("*.safetensors"))] == [
+        "00000-00000.safetensors",
+        "00001-00002.safetensors",
+        "00003-00003.safetensors",
+    ]
+    cell = store.open_run(run.path).load(mix, "bn")
+    assert (cell.arrays["phi_NQ"][:, 0, 0] == [0, 1, 2, 3]).all()
+    assert cell.arrays["correct_N"].dtype == np.bool_
+    assert cell.keep_MN.shape == (4, SAMPLES)
+    assert (cell.samples.kind_N > 0).sum() == round(0.05 * SAMPLES)
+
+
+def test_a_stack_may_hold_several_arms(tmp_path):
+    run = declare(tmp_path / "run")
+    mix = next(iter(run.study.mixes))
+    mixed = [result(mix, arm, m) for m in (1, 0) for arm in ("nobn", "bn")]
+    assert len(store.write_results(run, mixed)) == 2
+    assert len(run.scan().rows) == 4
+
+
+def test_missing_models_are_counted_in_the_error(tmp_path):
+    run = declare(tmp_path / "run")
+    mix, _ = fill(run, ids=(0, 1, 3))
+    with pytest.raises(ValueError, match="1 of 4 models"):
+        run.load(mix, "bn")
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def flip_bit(path):
+    raw = bytearray(path.read_bytes())
+    raw[-9] ^= 1
+    path.write_bytes(raw)
+
+
+def lose_checksum(path):
+    path.with_suffix(".json").unlink()
+
+
+def no_safetensors(path):
+    path.write_bytes(b"nonsense")
+    summary = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps(summary | {"sha256": files.sha256(path)}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate, "truncated or altered"),
+        (flip_bit, "truncated or altered"),
+        (lose_checksum, "checksum file is missing"),
+        (no_safetensors, "no safetensors"),
+    ],
+)
+def test_damage_is_noticed_named_and_set_aside(tmp_path, damage, reason):
+    run = declare(tmp_path / "run")
+    mix, (path,) = fill(run)
+    damage(path)
+    shards = run.scan()
+    assert not shards.rows
+    (bad,) = shards.rejected
+    assert bad.path == path
+    assert reason in bad.reason
+    store.clean(run.path, shards.rejected)
+    assert not run.scan().rejected
+    assert path.with_name(path.name + ".rejected").exists()
+    fill(run)
+    assert len(run.load(mix, "bn").arrays["phi_NQ"]) == 4
+
+
+def test_shards_of_another_study_arm_or_name_are_foreign(tmp_path):
+    run, other = declare(tmp_path / "run"), declare(tmp_path / "other", digest="def")
+    mix, (path,) = fill(other)
+    target = run.path / "shards" / mix / "bn"
+    target.mkdir(parents=True)
+    for part in (path, path.with_suffix(".json")):
+        (target / part.name).write_bytes(part.read_bytes())
+    assert "another study" in run.scan().rejected[0].reason
+    mix, (mine,) = fill(run, arm="nobn")
+    swapped = run.path / "shards" / mix / "bn_penalty"
+    swapped.mkdir()
+    for part in (mine, mine.with_suffix(".json")):
+        (swapped / part.name).write_bytes(part.read_bytes())
+    rejected = {bad.path.parent.name for bad in run.scan().rejected}
+    assert rejected == {"bn", "bn_penalty"}
+
+
+def test_a_run_grows_and_shrinks_without_losing_models(tmp_path):
+    run = declare(tmp_path / "run", models=4)
+    mix, _ = fill(run)
+    grown = declare(run.path, models=6)
+    assert len(np.load(run.path / "mixes" / mix / "keep.npy")) == 6
+    assert len([ref for ref in grown.refs() if ref not in grown.scan().rows]) == 14
+    small = declare(run.path, models=2)
+    assert small.load(mix, "bn").keep_MN.shape == (2, SAMPLES)
+    assert len(np.load(run.path / "mixes" / mix / "keep.npy")) == 6
+
+
+def test_a_mask_of_another_study_stops_the_run(tmp_path):
+    run = declare(tmp_path / "run")
+    mix = next(iter(run.study.mixes))
+    keep = run.path / "mixes" / mix / "keep.npy"
+    np.save(keep, ~np.load(keep))
+    with pytest.raises(ValueError, match="not this study's keep mask"):
+        declare(run.path)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
+    path = tmp_path / "file"
+    files.write_text(path, "old")
+
+    def explode(stream):
+        stream.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        files.write_atomic(path, explode)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_second_process_is_refused(tmp_path):
+    run = declare(tmp_path / "run")
+    with (
+        store.locked(run.path),
+        pytest.raises(RuntimeError, match="another process"),
+        store.locked(run.path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}'])
+def test_a_damaged_manifest_is_one_sentence(tmp_path, content):
+    run = declare(tmp_path / "run")
+    (run.path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match="is damaged"):
+        store.open_run(run.path)
+
+
+def test_other_folders_and_newer_formats_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no run directory"):
+        store.open_run(tmp_path)
+    run = declare(tmp_path / "run")
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    store.write_manifest(run.path, manifest | {"format": 99})
+    with pytest.raises(ValueError, match="format 99"):
+        store.open_run(run.path)
+
+
+def test_left_over_temporary_files_are_cleaned(tmp_path):
+    run = declare(tmp_path / "run")
+    part = run.path / "mixes" / ".keep.npy.123.part"
+    part.write_bytes(b"half")
+    store.clean(run.path, ())
+    assert not part.exists()
