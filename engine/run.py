@@ -15,8 +15,18 @@ from engine.executors.base import Executor, Job
 from engine.plan import ModelRef, ModelResult, stacks
 from engine.prepare import Prepared, prepare
 from engine.progress import TrainingProgress, clock, size
-from engine.study import Study
+from engine.study import Study, unknown
 from engine.studyfile import to_toml
+
+
+def _local(workers: int) -> Executor:
+    from engine.executors.local import LocalExecutor
+
+    return LocalExecutor(workers)
+
+
+EXECUTORS: dict[str, Callable[[int], Executor]] = {"local": _local}
+"""Name -> what makes the executor for a number of workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +50,8 @@ def run_study(study: Study, options: Options, console: Console) -> Path | None:
         ValueError: the study, its data or this machine cannot do it; nothing was trained.
         RuntimeError: training broke off; finished models are kept.
     """
+    if options.executor not in EXECUTORS:
+        raise ValueError(unknown("executor", options.executor, EXECUTORS))
     device = resolve_device(options.device)
     _print_study(study, console)
     if options.dry_run:
@@ -212,7 +224,7 @@ def _train(
             for result in results:
                 seconds[result.ref.arm].append(result.seconds)
 
-        _executor(executor, planned.workers).run(job, work, on_result, progress.epoch)
+        EXECUTORS[executor](planned.workers).run(job, work, on_result, progress.epoch)
     _remember_speeds(study, _sizes(prepared), device, seconds)
 
 
@@ -225,15 +237,6 @@ def _remember_speeds(
             speed = len(times) * cost.trained_samples(study, sizes) / sum(times)
             key = cost.speed_key(study, study.arms[arm], sizes, device)
             cost.remember_speed(cache_dir(study.data), key, speed)
-
-
-def _executor(name: str, workers: int) -> Executor:
-    from engine.executors.local import LocalExecutor
-
-    known: dict[str, Callable[[int], Executor]] = {"local": LocalExecutor}
-    if name not in known:
-        raise ValueError(f"unknown executor '{name}': known are {', '.join(known)}")
-    return known[name](workers)
 
 
 def report(run: store.Run, console: Console) -> Path:

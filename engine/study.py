@@ -6,7 +6,7 @@ Frozen, keyword-only dataclasses checked at the border; `load_study` reads TOML.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -256,7 +256,7 @@ class Study:
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def unknown(what: str, given: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+def unknown(what: str, given: str, known: Collection[str]) -> str:
     """One sentence for a name that does not exist: the nearest valid one and the whole list."""
     import difflib
 
