@@ -82,6 +82,11 @@ def _empty(
     )
 
 
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """The type of sums and statistics over numbers of a type: never less than float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def nothing(like: Tensor, models: int) -> Tensor:
     """The (M, 0) tensor that stands for a gradient nobody asked for."""
     return torch.empty((models, 0), dtype=like.dtype, device=like.device)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels._layout import empty, empty_activation, nothing
+from kernels._layout import accumulated, empty, empty_activation, nothing
 from kernels._register import differentiate, refuse_functional_grad, register
 
 
@@ -43,9 +43,10 @@ class BatchNormOut(NamedTuple):
 
 
 def _allocate(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    models, channels = x.shape[0], x.shape[2]
+    models, channels, wide = x.shape[0], x.shape[2], accumulated(x.dtype)
     y = empty_activation(x, models, x.shape[1:])
-    return y, empty(x, models, (channels,)), empty(x, models, (channels,)), empty(x, models, ())
+    mean, var = (empty(x, models, (channels,), wide) for _ in range(2))
+    return y, mean, var, empty(x, models, (), wide)
 
 
 def _allocate_backward(
@@ -56,14 +57,15 @@ def _allocate_backward(
     *rest: Any,
 ) -> tuple[Tensor, ...]:
     models, samples, channels = x.shape[:3]
-    need_x, need_bias, need_residual, need_probe = rest[-4:]
-    whole, none = x.shape[1:], nothing(x, models)
+    need_x, need_bias, need_residual, need_probe, bias = rest[-6:-1]
+    whole, wide = x.shape[1:], accumulated(x.dtype)
+    kind = x.dtype if bias is None else bias.dtype
     return (
-        empty_activation(x, models, whole) if need_x else none,
-        nothing(x, models) if weight is None else empty(x, models, (channels,)),
-        empty(x, models, (channels,)) if need_bias else nothing(x, models),
+        empty_activation(x, models, whole) if need_x else nothing(x, models),
+        nothing(x, models) if weight is None else empty(x, models, (channels,), weight.dtype),
+        empty(x, models, (channels,), kind) if need_bias else nothing(x, models),
         empty_activation(x, models, whole) if need_residual else nothing(x, models),
-        empty(x, models, (samples,)) if need_probe else nothing(x, models),
+        empty(x, models, (samples,), wide) if need_probe else nothing(x, models),
     )
 
 
@@ -80,7 +82,7 @@ _backward = register(
     "batch_norm_backward",
     "(Tensor grad_y, Tensor? grad_penalty, Tensor x, Tensor? weight, Tensor mean, Tensor var,"
     " Tensor? y, bool training, float eps, str form, float tau, bool through_sigma, bool need_x,"
-    " bool need_bias, bool need_residual, bool need_probe)"
+    " bool need_bias, bool need_residual, bool need_probe, Tensor? bias, bool added)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _allocate_backward,
 )
@@ -91,7 +93,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     y, mean, var, _ = output
     ctx.mark_non_differentiable(mean, var)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, mean, var, y if relu else None)
+    ctx.save_for_backward(x, weight, mean, var, y if relu else None, bias)
+    ctx.added = residual is not None
     ctx.static = (running_mean is None, eps, form, tau, through)
     ctx.needs = (
         bool(ctx.needs_input_grad[0]),
@@ -104,12 +107,13 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gradients(
     ctx: Any, call: Any, grad_y: Tensor | None, _mean: Any, _var: Any, grad_penalty: Tensor | None
 ) -> tuple[Any, ...]:
-    x, weight, mean, var, y = ctx.saved_tensors
+    x, weight, mean, var, y, bias = ctx.saved_tensors
     if grad_y is None:
         grad_y = torch.zeros_like(x)
     if not ctx.static[2]:
         grad_penalty = None
-    grads = call(grad_y, grad_penalty, x, weight, mean, var, y, *ctx.static, *ctx.needs)
+    saved = (x, weight, mean, var, y)
+    grads = call(grad_y, grad_penalty, *saved, *ctx.static, *ctx.needs, bias, ctx.added)
     need_x, need_bias, need_residual, need_probe = ctx.needs
     wanted = (need_x, weight is not None, need_bias, need_residual, need_probe)
     grad_x, grad_weight, grad_bias, grad_residual, grad_probe = (

@@ -34,8 +34,9 @@ def batch_norm(
     through_sigma: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, the mean and biased variance used, and mean_c phi(gamma_c / sigma_c) (or 0)."""
+    kind = torch.promote_types(x.dtype, torch.float32)
     if running_mean is None or running_var is None:
-        mean_C = x.mean((0, 2, 3))
+        mean_C = x.mean((0, 2, 3), dtype=kind)
         var_C = (x - _per_channel(mean_C)).square().mean((0, 2, 3))
     else:
         mean_C, var_C = running_mean, running_var
@@ -49,7 +50,7 @@ def batch_norm(
         y = y + residual
     if relu:
         y = y.relu()
-    penalty = torch.zeros((), dtype=x.dtype, device=x.device)
+    penalty = torch.zeros((), dtype=kind, device=x.device)
     if form:
         gamma_C = torch.ones_like(sigma_C) if weight is None else weight
         penalty = _penalty_terms(gamma_C / sigma_C, form, tau)[0].mean()
@@ -73,13 +74,18 @@ def batch_norm_backward(
     need_bias: bool,
     need_residual: bool,
     need_probe: bool,
+    bias: Tensor | None = None,
+    added: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, weight, bias, residual and the probe; y is given where it went through ReLU.
+
+    `bias`, and whether a residual was `added`, let an implementation redo the ReLU's mask from x.
 
     The probe's "gradient" is each sample's share of the gradients of weight and bias, squared and
     summed over channels (the penalty stays out).
     """
     grad = grad_y if y is None else torch.where(y <= 0, 0, grad_y)
+    grad = grad.to(mean_C.dtype)
     sigma_C = (var_C + eps).sqrt()
     normal = (x - _per_channel(mean_C)) / _per_channel(sigma_C)
     beta_NC, gamma_NC = grad.sum((2, 3)), (grad * normal).sum((2, 3))

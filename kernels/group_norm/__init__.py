@@ -7,26 +7,27 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels._layout import empty, empty_activation, nothing
+from kernels._layout import accumulated, empty, empty_activation, nothing
 from kernels._register import differentiate, refuse_functional_grad, register
 
 
 def _allocate(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     models, groups = x.shape[0], rest[-3]
-    per_group = (x.shape[1], groups)
+    per_group, wide = (x.shape[1], groups), accumulated(x.dtype)
     y = empty_activation(x, models, x.shape[1:])
-    return y, empty(x, models, per_group), empty(x, models, per_group)
+    return y, empty(x, models, per_group, wide), empty(x, models, per_group, wide)
 
 
 def _allocate_backward(
     grad_y: Tensor, x: Tensor, weight: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
     models, channels = x.shape[0], x.shape[2]
-    need_bias, need_residual = rest[-2:]
+    need_bias, need_residual, bias = rest[-4:-1]
+    kind = x.dtype if bias is None else bias.dtype
     return (
         empty_activation(x, models, x.shape[1:]),
-        nothing(x, models) if weight is None else empty(x, models, (channels,)),
-        empty(x, models, (channels,)) if need_bias else nothing(x, models),
+        nothing(x, models) if weight is None else empty(x, models, (channels,), weight.dtype),
+        empty(x, models, (channels,), kind) if need_bias else nothing(x, models),
         empty_activation(x, models, x.shape[1:]) if need_residual else nothing(x, models),
     )
 
@@ -42,7 +43,8 @@ _backward = register(
     "group_norm",
     "group_norm_backward",
     "(Tensor grad_y, Tensor x, Tensor? weight, Tensor mean, Tensor sigma, Tensor? y, int groups,"
-    " bool need_bias, bool need_residual) -> (Tensor, Tensor, Tensor, Tensor)",
+    " bool need_bias, bool need_residual, Tensor? bias, bool added)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
     _allocate_backward,
 )
 
@@ -52,16 +54,17 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     y, mean, sigma = output
     ctx.mark_non_differentiable(mean, sigma)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, mean, sigma, y if relu else None)
+    ctx.save_for_backward(x, weight, mean, sigma, y if relu else None, bias)
+    ctx.added = residual is not None
     ctx.needs = (bias is not None, residual is not None and bool(ctx.needs_input_grad[3]))
 
 
 def _gradients(ctx: Any, call: Any, grad_y: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if grad_y is None:
         return (None,) * 7
-    x, weight, mean, sigma, y = ctx.saved_tensors
-    grads = call(grad_y, x, weight, mean, sigma, y, ctx.groups, *ctx.needs)
-    wanted = (True, weight is not None, *ctx.needs)
+    *saved, bias = ctx.saved_tensors
+    grads = call(grad_y, *saved, ctx.groups, *ctx.needs, bias, ctx.added)
+    wanted = (True, saved[1] is not None, *ctx.needs)
     given = (grad if want else None for grad, want in zip(grads, wanted, strict=True))
     return (*given, None, None, None)
 

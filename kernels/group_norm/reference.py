@@ -21,7 +21,7 @@ def group_norm(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, and the mean and sigma of every sample's groups."""
-    grouped = x.reshape(x.shape[0], groups, -1)
+    grouped = x.reshape(x.shape[0], groups, -1).to(torch.promote_types(x.dtype, torch.float32))
     mean_NG = grouped.mean(2)
     centred = grouped - mean_NG[:, :, None]
     sigma_NG = (centred.square().mean(2) + eps).sqrt()
@@ -45,9 +45,15 @@ def group_norm_backward(
     groups: int,
     need_bias: bool,
     need_residual: bool,
+    bias: Tensor | None = None,
+    added: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x, weight, bias and residual; y is given where it went through ReLU."""
+    """Gradients of x, weight, bias and residual; y is given where it went through ReLU.
+
+    `bias`, and whether a residual was `added`, let an implementation redo the ReLU's mask from x.
+    """
     grad = grad_y if y is None else torch.where(y <= 0, 0, grad_y)
+    grad = grad.to(mean_NG.dtype)
     grouped = x.reshape(x.shape[0], groups, -1)
     normal = (grouped - mean_NG[:, :, None]) / sigma_NG[:, :, None]
     scaled = grad if weight is None else grad * _per_channel(weight)
