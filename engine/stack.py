@@ -132,6 +132,11 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return out
 
 
+def zeros(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Zeros with the names, shapes and layout of stacked tensors."""
+    return {name: stacked([torch.zeros_like(t) for t in tensors[name]]) for name in tensors}
+
+
 def forward(skeleton: nn.Module, state: StackedState, images_MBCHW: Tensor) -> Tensor:
     """Logits (M, B, K), every model on its own images, in the skeleton's mode, without gradient."""
 
