@@ -13,7 +13,7 @@ exec 9<setup.sh && flock 9 # two set-ups of one folder take turns
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*" && exit 1; }
-pip() { .venv/bin/python -m pip "$@" --quiet --disable-pip-version-check --no-input; }
+pip() { .venv/bin/python -m pip "$@" -qq --disable-pip-version-check --no-input; }
 
 # Installs Debian packages; fails, with one sentence, where that cannot be done.
 apt_install() {
