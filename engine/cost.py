@@ -17,6 +17,9 @@ from engine.study import Arm, Study
 ASSUMED_FLOPS = {"cpu": 30e9, "cuda": 100e12}
 """Sustained operations a second of one core or GPU where nothing was measured yet."""
 
+ASSUMED_SAMPLES = {"cpu": 8e3, "cuda": 1e6}
+"""Samples a second that small networks do not exceed, whatever their operations."""
+
 CPU_STACK, CUDA_STACK = 8, 32
 """Models a stack by default: larger ones gain a few per cent at most and cost memory."""
 
@@ -131,7 +134,8 @@ def estimate(
         samples = count * trained_samples(study, sizes)
         known = speeds.get(speed_key(study, study.arms[arm], sizes, device))
         measured = measured and known is not None
-        speed = known or ASSUMED_FLOPS[device] / (3 * net.flops_per_sample)
+        by_flops = ASSUMED_FLOPS[device] / (3 * net.flops_per_sample)
+        speed = known or min(by_flops, ASSUMED_SAMPLES[device])
         seconds += samples / speed / workers
     scores = study.query.views * (1 + len(study.query.keep_epochs))
     per_model = (sizes.pool + sizes.population) * (4 * scores + 1)

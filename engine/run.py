@@ -10,13 +10,13 @@ from rich.console import Console
 
 from engine import cost, store
 from engine import manifest as facts
-from engine.data.beton import cache_dir
+from engine.data.arrays import cache_dir
 from engine.executors.base import Executor, Job
 from engine.plan import ModelRef, ModelResult, stacks
 from engine.prepare import Prepared, prepare
 from engine.progress import TrainingProgress, clock, size
 from engine.study import Study, unknown
-from engine.studyfile import to_toml
+from engine.studyfile import summary_lines
 
 
 def _local(workers: int) -> Executor:
@@ -123,7 +123,8 @@ def _sizes(prepared: Prepared) -> cost.Sizes:
 
 def _print_study(study: Study, console: Console) -> None:
     console.print(f"[bold]{study.name}[/bold]: {study.question}", highlight=False)
-    console.print(to_toml(study).split("\n", 1)[1].strip(), highlight=False, markup=False)
+    for line in summary_lines(study):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_cost(

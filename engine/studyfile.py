@@ -54,6 +54,33 @@ def to_toml(study: Study) -> str:
     return tomli_w.dumps(_plain(study))
 
 
+def summary_lines(study: Study) -> list[str]:
+    """The resolved study, a line for each table, for people to read before it runs."""
+    tables = _plain(study)
+    plain = {key: value for key, value in tables.items() if not isinstance(value, dict)}
+    shown = {key: plain[key] for key in ("models", "seed")}
+    lines = [_line("study", shown)]
+    for key, table in tables.items():
+        if not isinstance(table, dict):
+            continue
+        if any(isinstance(part, dict) for part in table.values()):
+            lines += [_line(f"{key}.{name}", part) for name, part in table.items()]
+        else:
+            lines.append(_line(key, table))
+    return lines
+
+
+def _line(name: str, table: Mapping[str, object]) -> str:
+    parts = []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            inner = ", ".join(f"{k} = {v}" for k, v in value.items())
+            parts.append(f"{key} = {{ {inner} }}")
+        elif value != "":
+            parts.append(f"{key} = {value}")
+    return f"{name}: {', '.join(parts)}"
+
+
 def _override(raw: dict[str, Any], text: str) -> None:
     dotted, equals, value = text.partition("=")
     if not equals or not dotted.strip():
