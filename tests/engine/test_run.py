@@ -1,0 +1,184 @@
+"""A whole study, end to end: same bits however it is laid out, resumed, killed or fed."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TINY = ["data.limit=240", "models=6", "train.epochs=3", "train.batch=32"]
+STUDY = "digits_bn_vs_nobn"
+
+
+def command(out, *overrides):
+    sets = [part for pair in (*TINY, *overrides) for part in ("--set", pair)]
+    return [sys.executable, "-m", "engine", "run", "--study", STUDY, "--out", str(out), *sets]
+
+
+def run(out, *overrides):
+    """Run the tiny study; returns (run directory, what it printed)."""
+    done = subprocess.run(
+        command(out, *overrides), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = Path(out).iterdir()
+    return folder, done.stdout
+
+
+def exported(folder):
+    """The exported bytes of a run."""
+    out = folder.parent.parent / f"{folder.parent.name}.npz"
+    subprocess.run(
+        [sys.executable, "-m", "engine", "export", str(folder), "--out", str(out)], check=True
+    )
+    return out.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed") / "runs"
+    folder, printed = run(out, "resources.stack=2")
+    return folder, printed, exported(folder)
+
+
+def test_a_run_prints_its_answer_and_leaves_the_run_directory(undisturbed):
+    folder, printed, _ = undisturbed
+    for words in ("cost: 18 models", "bn", "nobn", "AUC", "eval", "report: "):
+        assert words in printed
+    assert re.search(r"training: 18/18 models · 54/54 epochs · [\d,]+ models/hour", printed)
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"study.toml", "manifest.json", "mixes", "shards", "report.html", "figures"}
+    assert names >= {"attacks.parquet", "claims.json"}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["query_mode"] == "eval"
+    assert manifest["executor"] == "local"
+    assert manifest["data"]["pool"] == 240
+    assert manifest["numerics"]["device"] == "cpu"
+
+
+def test_the_export_holds_every_array_of_every_cell(undisturbed):
+    folder, _, _ = undisturbed
+    with np.load(folder.parent.parent / "runs.npz") as arrays:
+        for arm in ("bn", "nobn", "bn_penalty"):
+            cell = {k.removeprefix(f"flip5/{arm}/"): arrays[k] for k in arrays if f"/{arm}/" in k}
+            assert cell["scores_MNQ"].shape == (6, 240, 1)
+            assert cell["keep_MN"].dtype == np.bool_
+            assert (cell["keep_MN"].sum(1) == 120).all()
+            assert (cell["labels_N"] != cell["true_labels_N"]).sum() == 12
+            assert (cell["kind_N"] != 0).sum() == 12
+            assert np.isfinite(cell["scores_MNQ"]).all()
+            assert cell["correct_MN"].shape == (6, 240)
+            assert cell["population_scores_MZQ"].shape[0] == 6
+
+
+@pytest.mark.parametrize("stack", [1, 4, 32])
+def test_the_same_bytes_in_any_stack_and_with_either_loader(undisturbed, tmp_path, stack):
+    loader = "resident" if stack == 4 else "auto"
+    folder, _ = run(tmp_path / "runs", f"resources.stack={stack}", f"data.loader={loader}")
+    assert exported(folder) == undisturbed[2]
+
+
+def test_the_same_command_again_trains_nothing(undisturbed):
+    folder, _, before = undisturbed
+    shards = {path: path.stat().st_mtime_ns for path in folder.glob("shards/*/*/*")}
+    _, printed = run(folder.parent)
+    assert "18 of 18 models are finished already" in printed
+    assert "training:" not in printed
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("shards/*/*/*")} == shards
+    assert exported(folder) == before
+
+
+def test_the_resolved_study_repeats_the_run(undisturbed, tmp_path):
+    folder, _, before = undisturbed
+    again = [sys.executable, "-m", "engine", "run", "--study", str(folder / "study.toml")]
+    subprocess.run([*again, "--out", str(tmp_path / "runs")], check=True, capture_output=True)
+    (copy,) = (tmp_path / "runs").iterdir()
+    assert copy.name == folder.name
+    assert exported(copy) == before
+
+
+def test_growing_keeps_finished_models_and_damage_is_retrained(undisturbed, tmp_path):
+    folder, _ = run(tmp_path / "runs", "models=4")
+    _, printed = run(tmp_path / "runs")
+    assert "12 of 18 models are finished already" in printed
+    assert exported(folder) == undisturbed[2]
+    shard = sorted(folder.glob("shards/*/nobn/*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-3])
+    _, printed = run(tmp_path / "runs")
+    assert f"set aside {shard}" in printed.replace("\n", "")
+    assert exported(folder) == undisturbed[2]
+
+
+def test_a_changed_study_reuses_nothing(undisturbed):
+    folder, _, _ = undisturbed
+    run(folder.parent.parent / "changed", "train.lr=0.04")
+    (other,) = (folder.parent.parent / "changed").iterdir()
+    assert other.name != folder.name
+
+
+def kill_and_resume(out, kills):
+    """Kill -9 the run at random moments, then let it finish."""
+    rng = random.Random(0)
+    for _ in range(kills):
+        victim = subprocess.Popen(
+            command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 60
+        before = len(list(Path(out).rglob("*.safetensors")))
+        while time.monotonic() < deadline and victim.poll() is None:
+            if list(Path(out).rglob("manifest.json")):
+                break
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 6))
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        assert len(list(Path(out).rglob("*.safetensors"))) >= before
+    return run(out)[0]
+
+
+def test_kill_9_loses_at_most_the_stacks_in_training(undisturbed, tmp_path):
+    folder = kill_and_resume(tmp_path / "runs", kills=2)
+    assert exported(folder) == undisturbed[2]
+    assert not list(folder.rglob("*.part"))
+
+
+@pytest.mark.slow
+def test_kill_9_at_ten_random_moments(undisturbed, tmp_path):
+    folder = kill_and_resume(tmp_path / "runs", kills=10)
+    assert exported(folder) == undisturbed[2]
+
+
+def test_a_killed_worker_is_one_sentence_and_loses_nothing_finished(undisturbed, tmp_path):
+    out = tmp_path / "runs"
+    running = subprocess.Popen(
+        command(out, "resources.stack=1"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while running.poll() is None and not list(out.rglob("*.safetensors")):
+        time.sleep(0.05)
+    os.kill(children(running.pid)[-1], signal.SIGKILL)
+    stderr = running.communicate(timeout=60)[1].decode()
+    assert running.returncode == 1
+    assert "a training process was killed" in stderr.strip().splitlines()[-1]
+    assert list(out.rglob("*.safetensors"))
+    assert exported(run(out)[0]) == undisturbed[2]
+
+
+def children(pid):
+    """Training processes of a run: its spawned children that hold the images."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+            line = status.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and b"spawn_main" in line:
+            found.append(int(status.parent.name))
+    return found
