@@ -13,6 +13,12 @@ from torch import Tensor, nn
 
 from engine.models import layers
 from engine.models.layers import lr_factors, take_penalty
+from engine.plan import ModelRef, StudyData
+from engine.schedule import relative_rate, scalars
+from engine.signals import pictures
+from engine.stack import initialised
+from engine.study import Study
+from engine.train import Lessons, maker
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -157,6 +163,38 @@ def optimiser(
         weight_decay=weight_decay,
         nesterov=nesterov,
     )
+
+
+def train_model(
+    study: Study, ref: ModelRef, data: StudyData, *, channels_last: bool = False
+) -> tuple[nn.Module, list[float]]:
+    """Train one shadow model of a study on the CPU; the network and the loss of every step.
+
+    The penalty's strength, the rate and the decay are the arm's, as in the stacked trainer.
+    """
+    dtype = torch.float64 if study.train.precision == "float64" else torch.float32
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    net = plain(initialised(maker(study, ref.arm, data), study.seed, ref.model_id))
+    net = net.to(dtype=dtype, memory_format=layout)  # type: ignore[call-overload]
+    lessons = Lessons(study, [ref], data, pictures(data, "cpu", dtype))
+    own = scalars(study, [ref])
+    sgd = optimiser(
+        net,
+        lr=own.rate_M[0],
+        weight_decay=own.decay_M[0],
+        momentum=study.train.momentum,
+        nesterov=study.train.nesterov,
+    )
+
+    def batches() -> Batches:
+        for epoch in range(study.train.epochs):
+            for images_MBCHW, labels_MB in lessons.epoch(epoch):
+                yield images_MBCHW[0].contiguous(memory_format=layout), labels_MB[0]
+
+    def rate(step: int) -> float:
+        return own.rate_M[0] * relative_rate(study.train, step, lessons.steps)
+
+    return net, train(net, batches(), sgd, rate, own.lambda_M[0])
 
 
 def train(

@@ -4,6 +4,7 @@ M models, N samples, B batch, S steps an epoch, E epochs. A model's result is a 
 study, its mix, its arm and its id; nothing here reads how many models share the stack.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,23 +113,26 @@ def start(
     families = {family(study, ref.arm) for ref in refs}
     if len(families) != 1:
         raise ValueError(f"a stack holds one architecture, these models are of {len(families)}")
-    arm = study.arms[refs[0].arm]
+    make = maker(study, refs[0].arm, data)
+    return stack.build_stack(make, study.seed, [ref.model_id for ref in refs])
+
+
+def maker(study: Study, arm_name: str, data: StudyData) -> Callable[[], nn.Module]:
+    """What builds one network of an arm, for the study's images and classes."""
+    arm = study.arms[arm_name]
     _, height, width, channels = data.images_RHWC.shape
     if height != width:
         raise ValueError(f"images are {height}x{width}: the networks need square ones")
-
-    def make() -> nn.Module:
-        return build(
-            arm.net,
-            norm=arm.norm,
-            classes=data.classes,
-            channels=channels,
-            size=height,
-            penalty=arm.penalty,
-            freeze_gamma=arm.freeze_gamma,
-        )
-
-    return stack.build_stack(make, study.seed, [ref.model_id for ref in refs])
+    return functools.partial(
+        build,
+        arm.net,
+        norm=arm.norm,
+        classes=data.classes,
+        channels=channels,
+        size=height,
+        penalty=arm.penalty,
+        freeze_gamma=arm.freeze_gamma,
+    )
 
 
 class Lessons:
