@@ -1,0 +1,243 @@
+"""One score matrix to a table row: means over targets by group, with jackknife replicates.
+
+    result = evaluate(matrix, lira_attack(LiraParameters()), {"all": everything, "flipped": mask})
+    result.value("all", "auc"), result.interval("all", "auc")
+    difference(result_bn, result_nobn).interval("flipped", "auc")
+
+The replicates leave one group of models out (as targets and as shadows) and are kept, so that a
+paired difference of two arms is the jackknife of the differences of their replicates.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from attacks.exclusion import Exclusion, plan_exclusion
+from attacks.intervals import jackknife, keep_digest
+from attacks.lira import LiraParameters, lira
+from attacks.metrics import allowed_false_positives, auc, tpr_at_fpr
+from attacks.types import (
+    Array,
+    AttackScores,
+    Bools,
+    Floats,
+    Interval,
+    Ints,
+    ScoreMatrix,
+    no_interval,
+    require,
+)
+
+Attack = Callable[[ScoreMatrix, Ints, Exclusion], AttackScores]
+"""Attacks every model among those that exist: (matrix, models that exist, exclusion rule)."""
+
+
+def lira_attack(parameters: LiraParameters | None = None) -> Attack:
+    """LiRA with these parameters, in the form `evaluate` takes."""
+
+    def attack(matrix: ScoreMatrix, models: Ints, plan: Exclusion) -> AttackScores:
+        return lira(matrix, parameters, models=models, plan=plan)
+
+    return attack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Means over targets (G groups, K metrics), the same without each of R groups of models.
+
+    value_GK: NaN where no target defines the metric. targets_TGK: each target's own value.
+    replicates_RGK: NaN throughout, with `refusal` set, where the attack needs more models.
+    n_in, n_out, excluded: per target and group. deletions: the models left out of each replicate.
+    """
+
+    groups: tuple[str, ...]
+    metrics: tuple[str, ...]
+    value_GK: Floats
+    targets_TGK: Floats
+    replicates_RGK: Floats
+    n_in_TG: Ints
+    n_out_TG: Ints
+    excluded_TG: Ints
+    deletions: tuple[tuple[int, ...], ...]
+    keep_digest: str
+    refusal: str = ""
+
+    def _at(self, group: str, metric: str) -> tuple[int, int]:
+        require(group in self.groups, f"unknown group '{group}': known are {self.groups}")
+        require(metric in self.metrics, f"unknown metric '{metric}': known are {self.metrics}")
+        return self.groups.index(group), self.metrics.index(metric)
+
+    def value(self, group: str, metric: str) -> float:
+        """The mean over targets."""
+        return float(self.value_GK[self._at(group, metric)])
+
+    def interval(self, group: str, metric: str, level: float = 0.95) -> Interval:
+        """Its jackknife interval, or the reason why there is none."""
+        g, k = self._at(group, metric)
+        if self.refusal:
+            return no_interval(level, "delete-a-group jackknife, t", self.refusal)
+        return jackknife(
+            float(self.value_GK[g, k]),
+            self.replicates_RGK[:, g, k],
+            level=level,
+            targets=len(self.targets_TGK),
+        )
+
+
+def difference(first: Evaluation, second: Evaluation) -> Evaluation:
+    """first - second, replicate by replicate. Raises ValueError unless the masks are the same."""
+    require(
+        first.keep_digest == second.keep_digest and first.deletions == second.deletions,
+        "a paired difference needs the same masks on both sides: these differ",
+    )
+    require(
+        first.groups == second.groups and first.metrics == second.metrics,
+        "a paired difference needs the same groups and metrics on both sides",
+    )
+    return Evaluation(
+        groups=first.groups,
+        metrics=first.metrics,
+        value_GK=first.value_GK - second.value_GK,
+        targets_TGK=first.targets_TGK - second.targets_TGK,
+        replicates_RGK=first.replicates_RGK - second.replicates_RGK,
+        n_in_TG=np.minimum(first.n_in_TG, second.n_in_TG),
+        n_out_TG=np.minimum(first.n_out_TG, second.n_out_TG),
+        excluded_TG=np.maximum(first.excluded_TG, second.excluded_TG),
+        deletions=first.deletions,
+        keep_digest=first.keep_digest,
+        refusal=first.refusal or second.refusal,
+    )
+
+
+def evaluate(
+    matrix: ScoreMatrix,
+    attack: Attack,
+    groups: Mapping[str, Bools],
+    *,
+    alphas: Sequence[float] = (0.001, 0.01),
+    replicates: bool = True,
+    max_groups: int = 0,
+    threads: int = 1,
+) -> Evaluation:
+    """Mean AUC and TPR at each alpha over all targets, by group of samples, with replicates.
+
+    groups: name to bool (N,). Metrics are "auc" and "tpr@ALPHA"; TPR is NaN where 1 / n_out >
+    alpha. max_groups: merge deletion groups to at most so many (0: none merged; each replicate
+    attacks all models once more). threads share the replicates. Raises ValueError for bad groups,
+    and what the attack raises on all models.
+    """
+    for name, mask in groups.items():
+        require(
+            mask.shape == (matrix.samples,) and mask.dtype == np.bool_,
+            f"group '{name}' is not a bool mask over the {matrix.samples} samples",
+        )
+    plan = plan_exclusion(matrix.keep_MN, matrix.design)
+    require(bool(groups), "evaluate needs one group of samples at least")
+    masks, rates = np.stack(list(groups.values())), tuple(alphas)
+    everyone = np.arange(matrix.models, dtype=np.int64)
+    full = _measure(attack(matrix, everyone, plan), masks, rates)
+    deletions = _merged(plan.deletion_groups(), max_groups) if replicates else ()
+
+    def replicate(deleted: tuple[int, ...]) -> Floats:
+        attacked = attack(matrix, np.setdiff1d(everyone, deleted), plan)
+        return _mean(_measure(attacked, masks, rates).values_TGK)
+
+    refusal = "" if replicates else "no replicates were asked for"
+    shape = (len(deletions), len(groups), 1 + len(alphas))
+    values = np.full(shape, np.nan)
+    try:
+        with ThreadPoolExecutor(max(1, threads)) as pool:
+            for r, value in enumerate(pool.map(replicate, deletions)):
+                values[r] = value
+    except ValueError as error:
+        refusal = str(error)
+        values = np.full(shape, np.nan)
+    return Evaluation(
+        groups=tuple(groups),
+        metrics=("auc", *(f"tpr@{alpha:g}" for alpha in alphas)),
+        value_GK=_mean(full.values_TGK),
+        targets_TGK=full.values_TGK,
+        replicates_RGK=values,
+        n_in_TG=full.n_in_TG,
+        n_out_TG=full.n_out_TG,
+        excluded_TG=full.excluded_TG,
+        deletions=deletions,
+        keep_digest=keep_digest(matrix.keep_MN),
+        refusal=refusal,
+    )
+
+
+def _merged(deletions: tuple[tuple[int, ...], ...], most: int) -> tuple[tuple[int, ...], ...]:
+    if not most or len(deletions) <= most:
+        return deletions
+    require(most >= 3, f"max_groups is {most}: expected 0 or 3 and more")
+    return tuple(tuple(m for group in deletions[i::most] for m in group) for i in range(most))
+
+
+def _mean(values_TGK: Floats) -> Floats:
+    """Mean over the targets that define the metric; NaN where none does."""
+    known = ~np.isnan(values_TGK)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, values_TGK, 0).sum(axis=0) / known.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    values_TGK: Floats
+    n_in_TG: Ints
+    n_out_TG: Ints
+    excluded_TG: Ints
+
+
+def _measure(attacked: AttackScores, masks_GN: Bools, alphas: tuple[float, ...]) -> _Measured:
+    """The metrics of every target and group."""
+    shape = (len(attacked.targets_T), len(masks_GN))
+    values = np.full((*shape, 1 + len(alphas)), np.nan)
+    counts = np.zeros((3, *shape), dtype=np.int64)
+    for t, (scores, membership) in enumerate(
+        zip(attacked.scores_TN, attacked.membership_TN, strict=True)
+    ):
+        known = ~np.isnan(scores)
+        for g, group in enumerate(masks_GN):
+            mask = known & group
+            values_n, labels = scores[mask], membership[mask]
+            n_in = int(labels.sum())
+            counts[:, t, g] = n_in, labels.size - n_in, int(group.sum()) - labels.size
+            values[t, g] = _metrics(values_n, labels, alphas)
+    return _Measured(values, counts[0], counts[1], counts[2])
+
+
+def _metrics(scores: Floats, labels: Bools, alphas: tuple[float, ...]) -> Array:
+    """AUC, then TPR at each alpha (NaN where refused).
+
+    One sort of integers that order like the scores, with the label in their last bit; where two of
+    them agree in the rest there may be ties, and the plain functions decide.
+    """
+    n_in = int(labels.sum())
+    n_out = labels.size - n_in
+    if not n_in or not n_out:
+        return np.full(1 + len(alphas), np.nan)
+    bits = (scores + 0.0).view(np.int64)
+    bits ^= (bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF)
+    bits &= np.int64(-2)
+    bits |= labels
+    bits.sort()
+    if ((bits[1:] >> 1) == (bits[:-1] >> 1)).any():
+        return np.array(
+            [auc(scores, labels), *(tpr_at_fpr(scores, labels, alpha).tpr for alpha in alphas)]
+        )
+    where_out = np.flatnonzero((bits & 1) == 0)
+    places = n_out * (n_out - 1) // 2
+    row = [(int(where_out.size * n_in) - (int(where_out.sum()) - places)) / (n_in * n_out)]
+    for alpha in alphas:
+        allowed = allowed_false_positives(alpha, n_out)
+        if 1 / n_out > alpha:
+            row.append(np.nan)
+        elif allowed >= n_out:
+            row.append(1.0)
+        else:
+            place = n_out - 1 - allowed
+            row.append((n_in - (int(where_out[place]) - place)) / n_in)
+    return np.array(row)

@@ -1,0 +1,196 @@
+"""Who is left out when a target is attacked, so that counts never reveal membership.
+
+Scoring target t from all other models is biased wherever the number of members of a sample is
+fixed by design: if t is IN, one IN model fewer remains. Three rules undo that exactly
+(SCIENCE.md, "Scores and LiRA"):
+
+- paired masks: leave out t and its complement, the model whose keep row is exactly `~keep[t]`;
+- masks in which every sample has the same number of members, without complements: besides t
+  leave out, sample by sample, one model of the side opposite to t's, chosen by a hash;
+- Bernoulli masks: leave out t alone.
+
+A mask may mix them: models with a complement are paired, and the rest is "balanced" when its
+column sums are all equal (two models at least), else left out alone; an odd last model of a paired
+study is such a rest. Nothing here depends on the position of a model or a sample: hashes are
+refinements of the mask's own structure (row overlaps, then member sets), equal under reordering.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from attacks.types import DESIGNS as _DESIGNS
+from attacks.types import Array, Bools, Design, Ints, choose, mask_of, require
+
+Words = npt.NDArray[np.uint64]
+_COLUMNS = 1 << 14
+
+
+def _mixed(words: Words) -> Words:
+    """SplitMix64's finaliser, elementwise."""
+    x = words + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _tie_break(scores_NQ: Array) -> bytes:
+    """What tells models with one keep row apart: the ranking of their scores, then the scores."""
+    row = np.ascontiguousarray(scores_NQ, dtype=np.float64)
+    ranking = np.argsort(row.mean(axis=-1), kind="stable").astype(np.int64)
+    return _digest(ranking.tobytes()) + _digest(row.tobytes())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """The rule of every model of one mask.
+
+    order_M: a canonical order of the models, the same for any order they came in.
+    partner_M: index of the model's complement, or -1.
+    opposite_M: True where, sample by sample, one model of the opposite side is left out as well.
+    """
+
+    keep_MN: Bools
+    order_M: Ints
+    partner_M: Ints
+    opposite_M: Bools
+
+    @property
+    def design(self) -> str:
+        """What the mask is, in a word: paired, balanced, bernoulli, or mixed."""
+        paired, opposite = self.partner_M >= 0, self.opposite_M
+        alone = ~paired & ~opposite
+        if paired.any() and not opposite.any() and alone.sum() <= 1:
+            return "paired"
+        if opposite.all():
+            return "balanced"
+        return "bernoulli" if alone.all() else "mixed"
+
+    @cached_property
+    def _rest(self) -> tuple[Ints, Words, Words]:
+        """The models under the opposite rule in canonical order, their colours, sample colours."""
+        rest = self.order_M[self.opposite_M[self.order_M]]
+        rows, columns = _colours(self.keep_MN[rest])
+        return rest, rows, columns
+
+    def opposite(self, target: int, start: int, stop: int, alive_M: Bools) -> Ints:
+        """For samples start to stop, the model of the side opposite to the target's to leave out.
+
+        Only models alive are chosen; -1 where there is none. Shape (stop - start,).
+        """
+        rest, rows, columns = self._rest
+        own = rows[np.flatnonzero(rest == target)[0]]
+        usable = alive_M[rest] & (rest != target)
+        candidates, colours = rest[usable], rows[usable]
+        found = np.full(stop - start, -1, dtype=np.int64)
+        if not candidates.size:
+            return found
+        keys = _mixed(colours ^ _mixed(own[None]))
+        ring = np.argsort(keys, kind="stable")
+        candidates, keys = candidates[ring], keys[ring]
+        at = np.searchsorted(keys, _mixed(columns[start:stop] + _mixed(own[None] + np.uint64(1))))
+        open_ = np.arange(stop - start)
+        side = self.keep_MN[target, start:stop]
+        for _ in range(candidates.size):
+            chosen = candidates[at[open_] % candidates.size]
+            hit = self.keep_MN[chosen, start + open_] != side[open_]
+            found[open_[hit]] = chosen[hit]
+            open_ = open_[~hit]
+            if not open_.size:
+                break
+            at[open_] += 1
+        return found
+
+    def deletion_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Models to delete together in a jackknife, in canonical order.
+
+        Pairs where there are complements; groups of two by hash where the rest is balanced (an odd
+        one stands alone); single models otherwise.
+        """
+        groups: list[tuple[int, ...]] = []
+        seen: set[int] = set()
+        for m in self.order_M.tolist():
+            partner = int(self.partner_M[m])
+            if self.opposite_M[m] or m in seen:
+                continue
+            groups.append((m,) if partner < 0 else (m, partner))
+            seen.update(groups[-1])
+        if self.opposite_M.any():
+            rest, rows, _ = self._rest
+            shuffled = rest[np.argsort(_mixed(rows), kind="stable")].tolist()
+            groups += [tuple(shuffled[i : i + 2]) for i in range(0, len(shuffled), 2)]
+        return tuple(groups)
+
+
+def _colours(keep_RN: Bools) -> tuple[Words, Words]:
+    """Hashes of rows and columns that follow any reordering of either."""
+    count, samples = keep_RN.shape
+    overlap = np.zeros((count, count), dtype=np.float64)
+    for start in range(0, samples, _COLUMNS):
+        part = keep_RN[:, start : start + _COLUMNS].astype(np.float32)
+        overlap += part @ part.T
+    hashed = _mixed(overlap.astype(np.uint64))
+    rows = _mixed(hashed.sum(axis=1) ^ _mixed(np.diagonal(hashed)))
+    rows = _mixed((_mixed(hashed + rows[None, :])).sum(axis=1) ^ rows)
+    columns = np.zeros(samples, dtype=np.uint64)
+    for row, colour in zip(keep_RN, rows, strict=True):
+        columns += np.where(row, _mixed(colour[None])[0], np.uint64(0))
+    return rows, _mixed(columns)
+
+
+def plan_exclusion(
+    keep_MN: Bools, design: Design = "auto", scores_MNQ: Array | None = None
+) -> Exclusion:
+    """The exclusion rule of every model of a mask.
+
+    keep_MN: bool (M, N). design: "auto" finds the rule from the mask; "paired", "balanced" and
+    "bernoulli" state it (useful where few samples make a mask look like another by accident).
+    scores_MNQ tells models with identical keep rows apart; without it they go by position.
+    Raises ValueError where a stated design contradicts the mask.
+
+    >>> keep = np.array([[True, False], [True, True], [False, True], [False, False]])
+    >>> plan_exclusion(keep).partner_M.tolist()
+    [2, 3, 0, 1]
+    """
+    keep = mask_of(keep_MN)
+    choose("mask design", design, _DESIGNS)
+    models = keep.shape[0]
+    rows = [np.packbits(row).tobytes() for row in keep]
+    same: dict[bytes, list[int]] = {}
+    for m, row in enumerate(rows):
+        same.setdefault(row, []).append(m)
+    keys = [(_digest(row), b"") for row in rows]
+    for members in same.values():
+        if len(members) > 1 and scores_MNQ is not None:
+            for m in members:
+                keys[m] = (keys[m][0], _tie_break(scores_MNQ[m]))
+    order = np.array(sorted(range(models), key=keys.__getitem__), dtype=np.int64)
+    partner = np.full(models, -1, dtype=np.int64)
+    if design in ("auto", "paired"):
+        for members in same.values():
+            others = same.get(np.packbits(~keep[members[0]]).tobytes(), [])
+            for m, other in zip(
+                sorted(members, key=keys.__getitem__),
+                sorted(others, key=keys.__getitem__),
+                strict=False,
+            ):
+                partner[m] = other
+    rest = partner < 0
+    sums = keep[rest].sum(axis=0)
+    constant = bool(rest.sum() >= 2 and (sums == sums[0]).all())
+    if design == "paired":
+        require(
+            bool(rest.sum() <= models % 2),
+            f"the mask is not paired: {int(rest.sum())} of {models} models have no complement",
+        )
+    if design == "balanced":
+        require(constant, "the mask is not balanced: samples differ in their number of members")
+    opposite = rest & constant & (design in ("auto", "balanced"))
+    return Exclusion(keep_MN=keep, order_M=order, partner_M=partner, opposite_M=opposite)

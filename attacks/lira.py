@@ -1,0 +1,223 @@
+"""The likelihood-ratio attack (LiRA), online and offline, all targets at once.
+
+For target t, sample n and query q, the scores of the models that stay (see `attacks.exclusion`)
+have a centre and a spread on each side. Online: log N(phi; IN) - log N(phi; OUT). Offline:
+log Phi((phi - mu_out) / s_out). The score is the mean over queries. Source: Carlini et al.,
+"Membership Inference Attacks From First Principles", S&P 2022, sections V-VI.
+
+Spreads: `per_example` takes each sample's own standard deviation (divided by the count, as in the
+literature); `pooled` sqrt(sum of squared residuals / sum of (count - 1)) over samples, one per
+side, query and target; `shrunk` the per-example variance drawn to the pooled one,
+(d * pooled + squares) / (d + count - 1) with d = `shrinkage`; `tf_fixed` one standard deviation of
+all IN scores over samples and queries around their grand mean, on both sides, as the widely used
+reference code does: for comparison with published tables only. No spread falls below SPREAD_FLOOR.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_ndtr
+
+from attacks.exclusion import Exclusion
+from attacks.leave_out import Block, LeftOut, Moments, Problem, Targets
+from attacks.types import AttackScores, Bools, Codes, Excluded, Floats, ScoreMatrix, choose, require
+
+SPREAD_FLOOR = 1e-6
+"""The smallest standard deviation used, in units of phi."""
+
+_FEW = [Excluded.NO_IN, Excluded.NO_OUT, Excluded.ONE_IN, Excluded.ONE_OUT]
+VARIANCES = ("pooled", "per_example", "shrunk", "tf_fixed")
+CENTRES = ("mean", "median")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiraParameters:
+    """online or offline; the spread and the centre by name; shrinkage in degrees of freedom."""
+
+    online: bool = True
+    variance: Literal["pooled", "per_example", "shrunk", "tf_fixed"] = "pooled"
+    centre: Literal["mean", "median"] = "mean"
+    shrinkage: float = 8.0
+
+    def __post_init__(self) -> None:
+        choose("variance", self.variance, VARIANCES)
+        choose("centre", self.centre, CENTRES)
+        require(self.shrinkage > 0, f"shrinkage is {self.shrinkage}: expected above 0")
+
+
+def lira(
+    matrix: ScoreMatrix,
+    parameters: LiraParameters | None = None,
+    targets: Targets = None,
+    *,
+    models: npt.ArrayLike | None = None,
+    plan: Exclusion | None = None,
+) -> AttackScores:
+    """LiRA scores of the targets, higher for members; NaN with a reason code where there is none.
+
+    matrix: scores (M, N, Q) of phi and the mask (M, N). targets: None (each model in turn), model
+    indices, or a ScoreMatrix of separate target models. models: the models that exist (others count
+    as deleted). plan: the exclusion rule, if it was made before. A shadow score that is not finite
+    leaves that model out for that sample and query; a target's leaves the sample out.
+
+    Raises ValueError when, for some target, no sample has two models on a side that is needed: six
+    models at least with paired masks.
+
+    >>> rng = np.random.default_rng(0)
+    >>> half = rng.random((8, 400)) < 0.5
+    >>> keep = np.concatenate([half, ~half])
+    >>> phi = rng.normal(size=(16, 400)) + 4 * keep
+    >>> scores = lira(ScoreMatrix(scores_MNQ=phi, keep_MN=keep))
+    >>> bool(scores.scores_TN[keep].mean() > scores.scores_TN[~keep].mean() + 5)
+    True
+    """
+    parameters = parameters or LiraParameters()
+    problem = Problem(matrix, targets, models=models, plan=plan)
+    with np.errstate(all="ignore"):
+        spreads = None if parameters.variance == "per_example" else _spreads(problem, parameters)
+        scores, codes = _scores(problem, parameters, spreads)
+    return AttackScores(
+        scores_TN=scores,
+        membership_TN=problem.membership_TN,
+        excluded_TN=codes,
+        targets_T=problem.names_T,
+    )
+
+
+@dataclass(frozen=True)
+class _Spreads:
+    """Variances over samples, one per target and query; NaN where a side is not needed."""
+
+    in_TQ: Floats
+    out_TQ: Floats
+
+    def of(self, target: int, query: int) -> tuple[float, float]:
+        return float(self.in_TQ[target, query]), float(self.out_TQ[target, query])
+
+
+def _spreads(problem: Problem, parameters: LiraParameters) -> _Spreads:
+    """One pass over the scores for what is pooled over samples, and the refusal."""
+    shape = (problem.targets_T.size, problem.matrix.queries)
+    squares, freedom = np.zeros((2, *shape)), np.zeros((2, *shape))
+    grand = np.zeros((3, shape[0]))
+    offset: float | None = None
+    median = parameters.centre == "median"
+    fixed = parameters.variance == "tf_fixed"
+    sides = (True, False) if parameters.online else (False,)
+    for start, stop in problem.blocks():
+        for query in range(shape[1]):
+            block = Block(problem, start, stop, query, median=median and not fixed)
+            if offset is None:
+                offset = float(block.inside.centre_B.mean())
+            for i, target in enumerate(problem.targets_T.tolist()):
+                left = block.leave_out(target)
+                for inside in sides:
+                    moments = left.side(inside)
+                    squares[int(inside), i, query] += moments.squares_B.sum()
+                    freedom[int(inside), i, query] += np.maximum(moments.count_B - 1, 0).sum()
+                if fixed:
+                    moments = left.side(True)
+                    away = moments.mean_B - offset
+                    grand[0, i] += moments.count_B.sum()
+                    grand[1, i] += (moments.count_B * away).sum()
+                    grand[2, i] += (moments.squares_B + moments.count_B * away**2).sum()
+    for inside in sides:
+        _refuse(problem, (freedom[int(inside)] == 0).any(axis=1), "IN" if inside else "OUT")
+    if fixed:
+        variance = grand[2] / grand[0] - (grand[1] / grand[0]) ** 2
+        return _Spreads(*(np.repeat(variance[:, None], shape[1], axis=1) for _ in range(2)))
+    return _Spreads(squares[1] / freedom[1], squares[0] / freedom[0])
+
+
+def _refuse(problem: Problem, poor_T: Bools, side: str) -> None:
+    """Raise ValueError when some target has no sample with two models on a side."""
+    if poor_T.any():
+        raise ValueError(
+            f"LiRA needs two {side} models for some sample after leaving target "
+            f"{int(problem.names_T[poor_T.argmax()])} and its complement out, and "
+            f"{problem.shadows_S.size} models give none: train at least six with paired masks"
+        )
+
+
+def _scores(
+    problem: Problem, parameters: LiraParameters, spreads: _Spreads | None
+) -> tuple[Floats, Codes]:
+    queries = problem.matrix.queries
+    shape = (problem.targets_T.size, problem.matrix.samples)
+    scores, codes = np.zeros(shape), np.zeros(shape, dtype=np.uint8)
+    median = parameters.centre == "median"
+    for start, stop in problem.blocks():
+        here = slice(start, stop)
+        for query in range(queries):
+            block = Block(problem, start, stop, query, median=median)
+            for i, target in enumerate(problem.targets_T.tolist()):
+                left = block.leave_out(target)
+                pooled = spreads.of(i, query) if spreads else (math.nan, math.nan)
+                ratio = _log_ratio(left, parameters, pooled, codes[i, here])
+                scores[i, here] += ratio
+    if spreads is None:
+        _refuse(problem, np.asarray(np.isin(codes, _FEW).all(axis=1)), "IN and OUT")
+    for row, code in zip(scores, codes, strict=True):
+        if queries > 1:
+            row /= queries
+        code[(code == 0) & ~np.isfinite(row)] = Excluded.SCORE_NOT_FINITE
+        row[code > 0] = np.nan
+    return scores, codes
+
+
+def _log_ratio(
+    left: LeftOut, parameters: LiraParameters, pooled: tuple[float, float], codes_B: Codes
+) -> Floats:
+    """One query's log-ratio; reason codes are entered where no earlier one stands."""
+    spread = parameters.variance in ("per_example", "shrunk")
+    out = left.side(False, spread=spread)
+    into = left.side(True, spread=spread) if parameters.online else None
+    first: list[tuple[Excluded, Bools]] = []
+    if not left.own_is_finite:
+        first.append((Excluded.TARGET_NOT_FINITE, ~np.isfinite(left.own_B)))
+    sides = [(into, Excluded.NO_IN, Excluded.ONE_IN), (out, Excluded.NO_OUT, Excluded.ONE_OUT)]
+    for side, none, one in sides:
+        if side is not None and side.least < 2:
+            first.append((none, side.count_B < 1))
+            if parameters.variance == "per_example":
+                first.append((one, side.count_B == 1))
+    for code, where in first:
+        codes_B[where & (codes_B == 0)] = code
+    if into is not None:
+        ratio = _log_density(left.own_B, into, parameters, pooled[0])
+        ratio -= _log_density(left.own_B, out, parameters, pooled[1])
+        return ratio
+    away = left.own_B - out.mean_B
+    away /= np.sqrt(_variance(out, parameters, pooled[1]))
+    return np.asarray(log_ndtr(away), dtype=np.float64)
+
+
+def _variance(moments: Moments, parameters: LiraParameters, pooled: float) -> "Floats | float":
+    floor = SPREAD_FLOOR**2
+    if parameters.variance == "per_example":
+        return np.maximum(moments.squares_B / np.maximum(moments.count_B, 1), floor)
+    if parameters.variance == "shrunk":
+        d = parameters.shrinkage
+        freedom = np.maximum(moments.count_B - 1, 0)
+        return np.maximum((d * pooled + moments.squares_B) / (d + freedom), floor)
+    return max(pooled, floor)
+
+
+def _log_density(
+    own_B: Floats, moments: Moments, parameters: LiraParameters, pooled: float
+) -> Floats:
+    """log N(own; centre, variance) without the constant that cancels."""
+    variance = _variance(moments, parameters, pooled)
+    away = own_B - moments.mean_B
+    away *= away
+    if isinstance(variance, float):
+        away *= -0.5 / variance
+        away -= 0.5 * math.log(variance)
+        return away
+    away /= variance
+    away += np.log(variance)
+    away *= -0.5
+    return away
