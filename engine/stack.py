@@ -36,7 +36,7 @@ class StackedState:
 
     def select(self, models: Sequence[int]) -> "StackedState":
         """A copy of the chosen slots, in the given order."""
-        return self._map(lambda tensor: stacked([tensor.detach()[m] for m in models]))
+        return self._map(lambda tensor: tensor.detach()[list(models)])
 
     def unstack(self, model: int) -> Tensors:
         """One model's state_dict, sharing memory with the stack."""
@@ -45,9 +45,7 @@ class StackedState:
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "StackedState":
         """The stack on a device, floating tensors in the given type."""
         return self._map(
-            lambda t: stacked(
-                [u.to(device, dtype if u.is_floating_point() else u.dtype) for u in t.detach()]
-            )
+            lambda t: t.detach().to(device, dtype if t.is_floating_point() else t.dtype)
         )
 
     def clone_buffers(self) -> Tensors:
@@ -56,7 +54,7 @@ class StackedState:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "StackedState":
         return StackedState(
-            params={name: change(tensor) for name, tensor in self.params.items()},
+            params={name: aligned(change(tensor)) for name, tensor in self.params.items()},
             buffers={name: change(tensor) for name, tensor in self.buffers.items()},
         )
 
@@ -86,7 +84,10 @@ def build_stack(
     skeleton = copy.deepcopy(nets[0]).to("meta")
     params = [dict(net.named_parameters()) for net in nets]
     buffers = [dict(net.named_buffers()) for net in nets]
-    return skeleton, StackedState(params=_stacked(params), buffers=_stacked(buffers))
+    return skeleton, StackedState(
+        params={name: aligned(tensor) for name, tensor in _stacked(params).items()},
+        buffers=_stacked(buffers),
+    )
 
 
 def initialised(make: Callable[[], nn.Module], study_seed: int, model_id: int) -> nn.Module:
@@ -113,28 +114,27 @@ def refuse_ambient_randomness(net: nn.Module) -> None:
 
 
 def _stacked(states: Sequence[Mapping[str, Tensor]]) -> Tensors:
-    return {name: stacked([state[name].detach() for state in states]) for name in states[0]}
+    return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """One (M, ...) tensor of M equal ones, each dense and starting on a cache line.
+def aligned(tensor: Tensor) -> Tensor:
+    """A copy of an (M, ...) tensor with every model dense and starting on a cache line.
 
-    Matrix libraries may round differently on differently aligned operands; ops take tensors laid
-    out like this as they are.
+    Matrix libraries may round differently on differently aligned operands; ops take parameters laid
+    out like this as they are. Buffers stay contiguous: torch's own batch norm, stacked, updates its
+    running statistics in place only there.
     """
-    first = tensors[0]
-    pitch = -(-first.numel() // LINE) * LINE
-    dense = torch.empty(first.shape, device="meta").stride()
-    shape, strides = (len(tensors), *first.shape), (pitch, *dense)
-    out = torch.empty_strided(shape, strides, dtype=first.dtype, device=first.device)
-    for slot, tensor in zip(out, tensors, strict=True):
-        slot.copy_(tensor)
-    return out
+    pitch = -(-tensor[0].numel() // LINE) * LINE
+    dense = torch.empty(tensor.shape[1:], device="meta").stride()
+    out = torch.empty_strided(
+        tensor.shape, (pitch, *dense), dtype=tensor.dtype, device=tensor.device
+    )
+    return out.copy_(tensor)
 
 
 def zeros(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Zeros with the names, shapes and layout of stacked tensors."""
-    return {name: stacked([torch.zeros_like(t) for t in tensors[name]]) for name in tensors}
+    """Zeros with the names, shapes and layout of stacked parameters."""
+    return {name: aligned(torch.zeros_like(tensor)) for name, tensor in tensors.items()}
 
 
 def forward(skeleton: nn.Module, state: StackedState, images_MBCHW: Tensor) -> Tensor:
