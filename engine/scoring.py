@@ -1,0 +1,170 @@
+"""LiRA on one cell of a run: AUC and TPR of each group of samples, with replicates.
+
+M models, N samples, Q queries, T targets, A false-positive rates, G deletion groups.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from attacks.evaluate import Evaluation, evaluate, lira_attack
+from attacks.exclusion import Exclusion
+from attacks.lira import LiraParameters, lira
+from attacks.metrics import tpr_at_fpr
+from attacks.types import AttackScores, Design, ScoreMatrix
+from engine.replicates import Replicated
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+Mode = Literal["online", "offline"]
+MODES: tuple[Mode, ...] = ("online", "offline")
+GRID_A = np.logspace(-4, 0, 41)
+"""The false-positive rates at which ROC curves are drawn."""
+MOST_GROUPS = 32
+"""Deletion groups of the attacks' jackknife, at most; beyond, pairs are merged to bound the time."""
+MOST_THREADS = 8
+"""Each holds a (targets, samples) matrix of scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupScores:
+    """One group of samples under one attack: per target, and the mean with its replicates."""
+
+    auc_T: Floats
+    tpr_TA: Floats
+    realised_fpr_TA: Floats
+    non_members_T: Ints
+    members_T: Ints
+    excluded_T: Ints
+    auc: Replicated
+    tpr_A: tuple[Replicated, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellScores:
+    """An attack on a cell: what came of every group, what was excluded, or why it was refused."""
+
+    mode: Mode
+    targets_T: Ints
+    groups: Mapping[str, GroupScores]
+    excluded: Mapping[str, int]
+    refused: str = ""
+
+
+def score_cell(
+    scores_MNQ: npt.NDArray[np.floating],
+    plan: Exclusion,
+    design: Design,
+    models: Ints,
+    groups: Mapping[str, Bools],
+    alphas: Sequence[float],
+    mode: Mode,
+    parameters: LiraParameters,
+) -> CellScores:
+    """Attack every model of `models` with the others.
+
+    Models outside `models` count as never trained. groups: masks (N,) of samples. alphas: the
+    study's false-positive rates; ROC curves are drawn at GRID_A.
+    """
+    if not len(models):
+        return _refused(mode, models, "every model of this arm diverged")
+    matrix = ScoreMatrix(
+        scores_MNQ=_blanked(scores_MNQ, models), keep_MN=plan.keep_MN, design=design
+    )
+    try:
+        attacked = lira(matrix, parameters, targets=models, plan=plan)
+        evaluation = evaluate(
+            matrix,
+            lira_attack(parameters),
+            groups,
+            alphas=[*alphas, *GRID_A],
+            max_groups=MOST_GROUPS,
+            threads=min(len(os.sched_getaffinity(0)), MOST_THREADS),
+        )
+    except ValueError as error:
+        return _refused(mode, models, str(error))
+    return CellScores(
+        mode=mode,
+        targets_T=models,
+        groups={
+            name: _group_scores(evaluation, attacked, models, name, chosen_N, alphas)
+            for name, chosen_N in groups.items()
+        },
+        excluded=attacked.exclusions(),
+    )
+
+
+def _blanked(scores_MNQ: npt.NDArray[np.floating], models: Ints) -> npt.NDArray[np.floating]:
+    """The scores with NaN for models that do not count; the array itself where all do."""
+    gone = np.setdiff1d(np.arange(len(scores_MNQ)), models)
+    if not len(gone):
+        return scores_MNQ
+    scores = scores_MNQ.copy()
+    scores[gone] = np.nan
+    return scores
+
+
+def _group_scores(
+    evaluation: Evaluation,
+    attacked: AttackScores,
+    models: Ints,
+    name: str,
+    chosen_N: Bools,
+    alphas: Sequence[float],
+) -> GroupScores:
+    column = evaluation.groups.index(name)
+    values_TK = evaluation.targets_TGK[models, column]
+    here = set(models.tolist())
+    counted = [r for r, gone in enumerate(evaluation.deletions) if here & set(gone)]
+    replicates_RK = evaluation.replicates_RGK[counted, column]
+    means = [
+        Replicated(value=float(evaluation.value_GK[column, k]), replicates_G=replicates_RK[:, k])
+        for k in range(len(evaluation.metrics))
+    ]
+    return GroupScores(
+        auc_T=values_TK[:, 0],
+        tpr_TA=values_TK[:, 1:],
+        realised_fpr_TA=_realised(attacked, chosen_N, alphas),
+        members_T=evaluation.n_in_TG[models, column],
+        non_members_T=evaluation.n_out_TG[models, column],
+        excluded_T=evaluation.excluded_TG[models, column],
+        auc=means[0],
+        tpr_A=tuple(means[1:]),
+    )
+
+
+def _realised(attacked: AttackScores, chosen_N: Bools, alphas: Sequence[float]) -> Floats:
+    """The false-positive rate at which each target's TPR was read, (T, A); NaN where refused."""
+    rows = [
+        [tpr_at_fpr(scores_N[chosen_N], member_N[chosen_N], a).realised_fpr for a in alphas]
+        for scores_N, member_N in zip(attacked.scores_TN, attacked.membership_TN, strict=True)
+    ]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(alphas))
+
+
+def _refused(mode: Mode, models: Ints, reason: str) -> CellScores:
+    return CellScores(mode=mode, targets_T=models, groups={}, excluded={}, refused=reason)
+
+
+def shadow_counts(plan: Exclusion, models: Ints, chosen_N: Bools) -> dict[str, Ints]:
+    """How many IN and OUT models the chosen samples have: (T, 3) smallest, median, largest."""
+    keep_MN = plan.keep_MN[:, chosen_N]
+    total_N, alive = keep_MN[models].sum(0), set(models.tolist())
+    found: dict[str, list[tuple[int, int, int]]] = {"in": [], "out": []}
+    for target in models.tolist():
+        partner = int(plan.partner_M[target])
+        in_N, out_N = total_N - keep_MN[target], len(models) - total_N - ~keep_MN[target]
+        if plan.opposite_M[target]:
+            in_N, out_N = total_N - 1, len(models) - total_N - 1
+        elif partner in alive:
+            in_N, out_N = in_N - keep_MN[partner], out_N - ~keep_MN[partner]
+        for side, counts_N in (("in", in_N), ("out", out_N)):
+            spread = (counts_N.min(), np.median(counts_N), counts_N.max())
+            found[side].append((int(spread[0]), int(spread[1]), int(spread[2])))
+    return {side: np.array(rows, dtype=np.int64).reshape(-1, 3) for side, rows in found.items()}

@@ -1,0 +1,140 @@
+"""Numbers and findings in words: one way to write each, for the report and the terminal."""
+
+import math
+
+from engine.findings import Contrast, Estimate, Findings
+from engine.study import Study
+
+DASH = "–"
+MINUS = "\N{MINUS SIGN}"
+
+NAMES = {
+    "all": "all samples",
+    "clean": "clean samples",
+    "outlier": "outliers",
+    "clean_in": "clean, trained on (IN)",
+    "clean_out": "clean, left out (OUT)",
+    "outlier_in": "outliers, trained on (IN)",
+    "outlier_out": "outliers, left out (OUT)",
+    "population": "test images",
+}
+
+
+def number(value: float, digits: int, signed: bool = False) -> str:
+    """Fixed digits with a true minus sign; a dash for NaN.
+
+    >>> number(-0.0004, 2), number(0.5, 1, signed=True), number(float("nan"), 3)
+    ('0.00', '+0.5', '–')
+    """
+    if not math.isfinite(value):
+        return DASH
+    text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = f"{0:.{digits}f}"
+    return text.replace("-", MINUS)
+
+
+def interval(estimate: Estimate, digits: int, scale: float = 1, signed: bool = False) -> str:
+    """ "low to high", or an empty string where there is no interval."""
+    if not estimate.interval.given:
+        return ""
+    low, high = estimate.interval.low * scale, estimate.interval.high * scale
+    return f"{number(low, digits, signed)} to {number(high, digits, signed)}"
+
+
+def full(estimate: Estimate, digits: int, scale: float = 1, signed: bool = False) -> str:
+    """Value and interval on one line."""
+    value = number(estimate.value * scale, digits, signed)
+    bounds = interval(estimate, digits, scale, signed)
+    return f"{value} [{bounds}]" if bounds else value
+
+
+def percent(rate: float) -> str:
+    """A rate as the shortest exact percentage.
+
+    >>> percent(0.001), percent(0.05), percent(0.95)
+    ('0.1 %', '5 %', '95 %')
+    """
+    return f"{100 * rate:.6g} %"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """
+    >>> counted(1, "model"), counted(1200, "model")
+    ('1 model', '1,200 models')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def main_contrast(study: Study, contrasts: tuple[Contrast, ...]) -> Contrast | None:
+    """The contrast that answers: the first one, on the mix with the largest share of outliers."""
+    if not contrasts:
+        return None
+    first = (contrasts[0].left, contrasts[0].right)
+    rivals = [c for c in contrasts if (c.left, c.right) == first]
+    return max(rivals, key=lambda c: study.mixes[c.mix].share)
+
+
+def answer(findings: Findings, study: Study) -> str:
+    """The run's answer in one plain sentence, numbers and interval included."""
+    contrast = main_contrast(study, findings.contrasts)
+    if contrast is None:
+        return _single(findings)
+    left = findings.cell(contrast.mix, contrast.left)
+    right = findings.cell(contrast.mix, contrast.right)
+    for cell in (left, right):
+        if cell.refused:
+            return f"This run cannot say who leaks more: {cell.refused}."
+    difference = contrast.differences["auc/online/all"]
+    levels = [c.attack("online", "all") for c in (left, right)]
+    values = [math.nan if level is None else level.auc.value for level in levels]
+    points = number(100 * difference.value, 1, signed=True)
+    tail = f"AUC {number(values[0], 3)} against {number(values[1], 3)}"
+    if not difference.interval.given:
+        return (
+            f"{contrast.left} minus {contrast.right} is {points} points of AUC ({tail}; LiRA, all "
+            f"samples of mix {contrast.mix}), without an interval: {difference.reason}."
+        )
+    bounds = interval(difference, 1, 100, signed=True)
+    return (
+        f"{_direction(difference, contrast)} ({tail} on mix {contrast.mix}), a paired difference "
+        f"of {points} points, {percent(findings.level)} interval {bounds}, over "
+        f"{counted(contrast.models, 'model')} an arm."
+    )
+
+
+def _direction(difference: Estimate, contrast: Contrast) -> str:
+    if difference.interval.low > 0:
+        return f"Members are easier to tell from non-members with {contrast.left} than with {contrast.right}"
+    if difference.interval.high < 0:
+        return f"Members are harder to tell from non-members with {contrast.left} than with {contrast.right}"
+    return (
+        f"Whether members are easier to tell from non-members with {contrast.left} than "
+        f"with {contrast.right} stays open"
+    )
+
+
+def _single(findings: Findings) -> str:
+    cell = findings.cells[-1]
+    attack = cell.attack("online", "all")
+    if attack is None:
+        return f"This run cannot say how much {cell.arm} leaks: {cell.refused}."
+    return (
+        f"LiRA tells members of {cell.arm} from non-members with an AUC of "
+        f"{full(attack.auc, 3)} on mix {cell.mix}."
+    )
+
+
+def headline(findings: Findings) -> str:
+    """How many claim rows are held, not held and open, with Holm's correction."""
+    verdicts = [row.verdict for row in findings.claims]
+    if not verdicts:
+        return "No claim is tested: the run compares no arms with and without batch norm."
+    decided = [row for row in findings.claims if row.verdict != "not decidable here"]
+    stay = sum(row.after_holm for row in decided)
+    return (
+        f"Of {counted(len(verdicts), 'row')}, {verdicts.count('held')} held, "
+        f"{verdicts.count('not held')} not held and {verdicts.count('not decidable here')} not "
+        f"decidable here; with Holm's correction over the rows, {stay} of the {len(decided)} "
+        "decided stay decided."
+    )
