@@ -69,6 +69,7 @@ forget_cut_short() {
 
 install_project() {
   forget_cut_short
+  pip uninstall --yes ffcv # built anew below, for what is installed by then
   say "installing PyTorch (gigabytes: minutes)"
   pip install 'torch>=2.11' 'torchvision>=0.26'
   say "installing the project, Ray and the test tools"

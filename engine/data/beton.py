@@ -19,6 +19,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -107,7 +109,10 @@ def deliver(file: Path, images_NHWC: Images, labels_N: Labels) -> tuple[Images, 
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_suffix(".lock")):
         if _whole(file):
-            return _asked("read", file, images_NHWC, labels_N)
+            try:
+                return _asked("read", file, images_NHWC, labels_N)
+            except RuntimeError as error:
+                log.warning("%s: it is written anew", error)
         return _written(file, images_NHWC, labels_N)
 
 
@@ -115,7 +120,9 @@ def _written(file: Path, images_NHWC: Images, labels_N: Labels) -> tuple[Images,
     """Write under a temporary name, read back, note size and hash, rename. Needs the lock."""
     from engine.files import sha256, write_text
 
-    part = file.with_suffix(".part")
+    for stale in file.parent.glob(f"{file.stem}.*.part"):
+        stale.unlink(missing_ok=True)
+    part = file.with_suffix(f".{os.getpid()}.part")
     try:
         back = _asked("write", part, images_NHWC, labels_N)
         with open(part, "rb") as stream:
@@ -162,7 +169,7 @@ def _child(task: str, file: Path, shape: tuple[int, ...], payload: bytes) -> byt
     limit = START_SECONDS + shape[0] / IMAGES_PER_SECOND
     quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     child = subprocess.Popen(
-        [sys.executable, __file__, task, str(file), f"{limit:.0f}", *map(str, shape)],
+        [sys.executable, __file__, task, str(file), str(os.getpid()), *map(str, shape)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -174,7 +181,8 @@ def _child(task: str, file: Path, shape: tuple[int, ...], payload: bytes) -> byt
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"FFCV took over {limit:.0f} s to {task} {file}") from None
     finally:
-        _end(child)
+        if child.returncode != 0:
+            _end(child)
     if child.returncode != 0:
         last = said.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
         raise RuntimeError(f"FFCV failed to {task} {file}: {last[0]}")
@@ -259,10 +267,15 @@ def _child_read(file: str, sink: BinaryIO) -> None:
     sink.write(np.concatenate(labels).tobytes())
 
 
-def _child_main(task: str, file: str, seconds: str, *sides: str) -> None:
-    """Do one task. An alarm ends the session even where the parent died and nobody waits."""
-    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
-    signal.alarm(int(float(seconds)) + 30)
+def _end_with(parent: int) -> None:
+    """End this session as soon as the parent is gone: nobody would wait for a child that hangs."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _child_main(task: str, file: str, parent: str, *sides: str) -> None:
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     shape = tuple(int(side) for side in sides)
     # What FFCV prints must not mix with the images.
     sink = os.fdopen(os.dup(1), "wb")

@@ -9,6 +9,7 @@ import fcntl
 import gzip
 import shutil
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,15 @@ def npz(path: Path) -> Splits:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is no archive of arrays")
-            missing = [key for key in KEYS if key not in archive.files]
-            if not missing:
-                return {key: archive[key] for key in KEYS}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        with open(path, "rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("it is no whole archive of arrays")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as archive:
+                missing = [key for key in KEYS if key not in archive.files]
+                if not missing:
+                    return {key: archive[key] for key in KEYS}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as .npz: {error}") from error
     raise ValueError(f"{path} lacks {', '.join(missing)} (expected: {', '.join(KEYS)})")
 
@@ -93,14 +96,13 @@ def class_folders(path: Path) -> Splits:
     labels: dict[str, list[int]] = {"train": [], "test": []}
     for split in pictures:
         for label, name in enumerate(names[split]):
-            for file in sorted((path / split / name).iterdir()):
-                if file.suffix.lower() in SUFFIXES and not file.name.startswith("."):
-                    pictures[split].append(_picture(file))
-                    labels[split].append(label)
-    everything = [picture for split in pictures.values() for picture in split]
+            inside = _class_pictures(path / split / name)
+            pictures[split] += inside
+            labels[split] += [label] * len(inside)
+    everything = pictures["train"] + pictures["test"]
     sizes = sorted({picture.shape[:2] for picture in everything})
     if len(sizes) != 1:
-        found_sizes = ", ".join(f"{h} x {w}" for h, w in sizes[:3]) or "none at all"
+        found_sizes = ", ".join(f"{h} x {w}" for h, w in sizes[:3])
         raise ValueError(f"{path}: images must all have one size, found {found_sizes}")
     channels = max(picture.shape[2] for picture in everything)
     raw: Splits = {}
@@ -109,6 +111,15 @@ def class_folders(path: Path) -> Splits:
         raw[f"{split}_images"] = np.array(wide, np.uint8).reshape(-1, *sizes[0], channels)
         raw[f"{split}_labels"] = np.array(labels[split], np.int64)
     return raw
+
+
+def _class_pictures(folder: Path) -> list[npt.NDArray[np.uint8]]:
+    """The images of a class, in the order of their file names; other files are passed over."""
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    pictures = [_picture(file) for file in files if not file.name.startswith(".")]
+    if not pictures:
+        raise ValueError(f"{folder} holds no image (looked for {', '.join(SUFFIXES)})")
+    return pictures
 
 
 def _picture(file: Path) -> npt.NDArray[np.uint8]:
@@ -166,7 +177,7 @@ def _idx(file: Path, ndim: int) -> npt.NDArray[np.uint8]:
             raw = gzip.decompress(zipped.read_bytes())
         else:
             raise ValueError(f"there is no file {file}: leave out data.path to download it")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     shape = np.frombuffer(raw[4 : 4 + 4 * ndim], ">u4").tolist()
     start = 4 + 4 * ndim
