@@ -28,7 +28,15 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Where run directories go.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    executor: Annotated[str, typer.Option(help="Where stacks are trained: local.")] = "local",
+    executor: Annotated[
+        str, typer.Option(help="Where stacks train: local or ray.")
+    ] = "local",
+    address: Annotated[
+        str, typer.Option(help="A Ray cluster: local, auto or HOST:PORT (default: the job's own).")
+    ] = "",
+    insecure_cluster: Annotated[
+        bool, typer.Option("--insecure-cluster", help="Accept a Ray cluster that asks no token.")
+    ] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Never download.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print study and cost; write nothing.")
@@ -42,7 +50,15 @@ def run(
     from engine.run import Options, run_study
     from engine.studyfile import load_study
 
-    options = Options(out=out, device=device, executor=executor, offline=offline, dry_run=dry_run)
+    options = Options(
+        out=out,
+        device=device,
+        executor=executor,
+        address=address,
+        insecure_cluster=insecure_cluster,
+        offline=offline,
+        dry_run=dry_run,
+    )
     run_study(load_study(study, [*(overrides or []), *(more or [])]), options, _console())
 
 

@@ -23,13 +23,12 @@ def numerics(device: str) -> dict[str, Any]:
     return {"device": device, "isa": isa, "versions": decisive, "kernels": kernels.plan()}
 
 
-def adopt(started: Mapping[str, Any], device: str, folder: Path) -> None:
+def adopt(started: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
     """Refuse to mix models of different arithmetic in one run.
 
     Raises:
         ValueError: device, instruction set or versions differ from those of the first start.
     """
-    here = numerics(device)
     for name in ("device", "isa", "versions"):
         if started[name] != here[name]:
             raise ValueError(

@@ -50,6 +50,10 @@ class TrainingProgress:
         self._finished += count
         self._show(force=self._finished == sum(self._sizes))
 
+    def say(self, sentence: str) -> None:
+        """Print a sentence above the line of figures."""
+        self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
     @property
     def _total(self) -> int:
         return sum(self._sizes) * self._epochs

@@ -1,8 +1,10 @@
 """`run_study`: plan, train, attack, report. The whole story of a run in one place."""
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,22 +13,14 @@ from rich.console import Console
 from engine import cost, store
 from engine import manifest as facts
 from engine.data.arrays import cache_dir
-from engine.executors.base import Executor, Job
+from engine.executors.base import Job, Place, Watch
+from engine.executors.local import LocalPlace
 from engine.plan import ModelRef, ModelResult, stacks
 from engine.prepare import Prepared, prepare
 from engine.progress import TrainingProgress, clock, size
+from engine.status import write_figures
 from engine.study import Study, unknown
 from engine.studyfile import summary_lines
-
-
-def _local(workers: int) -> Executor:
-    from engine.executors.local import LocalExecutor
-
-    return LocalExecutor(workers)
-
-
-EXECUTORS: dict[str, Callable[[int], Executor]] = {"local": _local}
-"""Name -> what makes the executor for a number of workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +30,8 @@ class Options:
     out: Path = Path("runs")
     device: str = "auto"
     executor: str = "local"
+    address: str = ""
+    insecure_cluster: bool = False
     offline: bool = False
     dry_run: bool = False
 
@@ -50,27 +46,53 @@ def run_study(study: Study, options: Options, console: Console) -> Path | None:
         ValueError: the study, its data or this machine cannot do it; nothing was trained.
         RuntimeError: training broke off; finished models are kept.
     """
-    if options.executor not in EXECUTORS:
-        raise ValueError(unknown("executor", options.executor, EXECUTORS))
-    device = resolve_device(options.device)
+    if options.executor not in PLACES:
+        raise ValueError(unknown("executor", options.executor, PLACES))
     _print_study(study, console)
     if options.dry_run:
+        place = LocalPlace(resolve_device(options.device))
         sizes = cost.known_sizes(study) or _sizes(prepare(study, offline=options.offline))
-        _print_cost(study, sizes, list(store.study_refs(study)), device, console)
+        _print_cost(study, sizes, list(store.study_refs(study)), place, console)
         return None
     _check_out(options.out)
+    with PLACES[options.executor](study, options) as chosen:
+        return _run(study, options, chosen, console)
+
+
+def _run(study: Study, options: Options, place: Place, console: Console) -> Path:
     console.print("reading the data …")
     prepared = prepare(study, offline=options.offline)
     folder = options.out / f"{study.name}-{prepared.digest}"
-    missing = _missing(study, folder, prepared, device)
-    planned = _print_cost(study, _sizes(prepared), missing, device, console)
+    missing = _missing(study, folder, prepared, place)
+    planned = _print_cost(study, _sizes(prepared), missing, place, console)
     folder.mkdir(parents=True, exist_ok=True)
     with store.locked(folder):
-        run = _declare(folder, study, prepared, device, options.executor)
+        run = _declare(folder, study, prepared, place, options.executor)
         missing = _set_aside_damaged(run, console)
         if missing:
-            _train(run, prepared, missing, planned, device, options.executor, console)
+            _train(run, prepared, missing, planned, place, console)
         return report(run, console)
+
+
+@contextlib.contextmanager
+def _local(study: Study, options: Options) -> Iterator[Place]:
+    yield LocalPlace(resolve_device(options.device))
+
+
+@contextlib.contextmanager
+def _ray(study: Study, options: Options) -> Iterator[Place]:
+    from engine.executors.ray import Where, opened
+
+    where = Where(address=options.address, insecure=options.insecure_cluster)
+    with opened(study, where, device=options.device, out=options.out) as place:
+        yield place
+
+
+PLACES: dict[str, Callable[[Study, Options], AbstractContextManager[Place]]] = {
+    "local": _local,
+    "ray": _ray,
+}
+"""Executor's name -> what opens the place where it trains."""
 
 
 def resolve_device(name: str) -> str:
@@ -128,18 +150,15 @@ def _print_study(study: Study, console: Console) -> None:
 
 
 def _print_cost(
-    study: Study, sizes: cost.Sizes, missing: list[ModelRef], device: str, console: Console
+    study: Study, sizes: cost.Sizes, missing: list[ModelRef], place: Place, console: Console
 ) -> cost.Cost:
     """Print what training the missing models will take; an impossible stack raises."""
-    from engine.executors.local import usable_cores
-
-    wanted = study.resources.processes
-    workers = 1 if device == "cuda" else usable_cores() if wanted == "auto" else wanted
-    workers = max(1, min(workers, len(missing)))
-    found = cost.estimate(study, sizes, missing, device, workers, cache_dir(study.data))
+    workers = max(1, min(place.workers(study), len(missing)))
+    fitted = place.fit(study, workers)
+    found = cost.estimate(fitted, sizes, missing, place.device, workers, cache_dir(study.data))
     basis = "from this machine's earlier runs" if found.measured else "a rough estimate"
     console.print(
-        f"cost: {found.models} models to train on {device}, about {clock(found.seconds)} "
+        f"cost: {found.models} models to train on {place.device}, about {clock(found.seconds)} "
         f"({basis}), {size(found.memory_bytes)} of memory, {size(found.disk_bytes)} of disk; "
         f"{found.workers} process(es), stacks of up to {found.stack} models",
         highlight=False,
@@ -147,7 +166,7 @@ def _print_cost(
     return found
 
 
-def _missing(study: Study, folder: Path, prepared: Prepared, device: str) -> list[ModelRef]:
+def _missing(study: Study, folder: Path, prepared: Prepared, place: Place) -> list[ModelRef]:
     """What is left to train, without touching the folder.
 
     Raises:
@@ -162,16 +181,16 @@ def _missing(study: Study, folder: Path, prepared: Prepared, device: str) -> lis
     done = run.scan().rows
     missing = [ref for ref in refs if ref not in done]
     if missing:
-        facts.adopt(run.manifest["numerics"], device, folder)
+        facts.adopt(run.manifest["numerics"], place.numerics(), folder)
     return missing
 
 
 def _declare(
-    folder: Path, study: Study, prepared: Prepared, device: str, executor: str
+    folder: Path, study: Study, prepared: Prepared, place: Place, executor: str
 ) -> store.Run:
     """Adopt an earlier start's numeric plan, or decide one; write everything but results."""
     earlier = store.open_run(folder).manifest if (folder / "manifest.json").is_file() else None
-    numerics = facts.numerics(device) if earlier is None else earlier["numerics"]
+    numerics = dict(place.numerics()) if earlier is None else earlier["numerics"]
     manifest = {
         "format": store.FORMAT,
         "study": study.name,
@@ -181,7 +200,7 @@ def _declare(
         "seed": study.seed,
         "executor": executor,
         "numerics": numerics,
-        "hardware": facts.hardware(device),
+        "hardware": dict(place.hardware()),
         "versions": facts.versions(),
         "started": facts.now() if earlier is None else earlier["started"],
         "shards": {} if earlier is None else earlier.get("shards", {}),
@@ -207,15 +226,14 @@ def _train(
     prepared: Prepared,
     missing: list[ModelRef],
     planned: cost.Cost,
-    device: str,
-    executor: str,
+    place: Place,
     console: Console,
 ) -> None:
     """Train the missing models, storing each stack as it ends."""
     study = run.study
     work = stacks(study, missing, planned.stack, planned.workers)
     plan = run.manifest["numerics"]["kernels"]
-    job = Job(study=study, data=prepared.data, device=device, kernel_plan=plan)
+    job = Job(study=study, data=prepared.data, device=place.device, kernel_plan=plan)
     seconds: dict[str, list[float]] = {arm: [] for arm in study.arms}
     with TrainingProgress(console, [len(stack) for stack in work], study.train.epochs) as progress:
 
@@ -225,8 +243,9 @@ def _train(
             for result in results:
                 seconds[result.ref.arm].append(result.seconds)
 
-        EXECUTORS[executor](planned.workers).run(job, work, on_result, progress.epoch)
-    _remember_speeds(study, _sizes(prepared), device, seconds)
+        watch = Watch(say=progress.say, figures=lambda figures: write_figures(run.path, figures))
+        place.executor(planned.workers, watch).run(job, work, on_result, progress.epoch)
+    _remember_speeds(study, _sizes(prepared), place.device, seconds)
 
 
 def _remember_speeds(

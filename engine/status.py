@@ -1,11 +1,21 @@
 """What `engine status` says of a run directory."""
 
+import json
+import time
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from engine import files
+from engine.progress import clock
 from engine.store import Run
+
+FIGURES = "progress.json"
+FRESH_SECONDS = 60.0
 
 
 def print_status(run: Run, console: Console) -> None:
@@ -20,6 +30,7 @@ def print_status(run: Run, console: Console) -> None:
             table.add_row(mix, arm, str(done), str(run.study.models - done))
     console.print(f"{run.study.name} {run.digest}: {run.study.question}", highlight=False)
     console.print(table)
+    _print_figures(run.path, console)
     for bad in shards.rejected:
         console.print(f"damaged: {bad.path}: {bad.reason}", highlight=False, soft_wrap=True)
     missing = len(wanted) - finished.total()
@@ -32,3 +43,30 @@ def print_status(run: Run, console: Console) -> None:
         )
     else:
         console.print(f"finished; report: {run.path / 'report.html'}", soft_wrap=True)
+
+
+def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
+    """Keep the driver's latest figures beside the run, for `engine status` anywhere."""
+    stamped = {"written": time.time(), **figures}
+    files.write_text(path / FIGURES, json.dumps(stamped, indent=2) + "\n")
+
+
+def _print_figures(path: Path, console: Console) -> None:
+    """What a driver said last, if it wrote lately; an unreadable file says nothing."""
+    try:
+        figures = json.loads((path / FIGURES).read_text())
+        age = time.time() - figures["written"]
+        shards = ", ".join(f"{figures[s]} {s}" for s in ("waiting", "running", "done", "failed"))
+        speeds, reasons = dict(figures["speeds"]), list(figures["reasons"])
+        left = figures["seconds_left"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if age > FRESH_SECONDS or not figures["waiting"] + figures["running"]:
+        return
+    console.print(f"training now, {age:.0f} s ago: shards: {shards}", highlight=False)
+    if left is not None:
+        console.print(f"time left: about {clock(left)}", highlight=False)
+    for worker, rate in speeds.items():
+        console.print(f"worker {worker}: {rate:,.0f} models/hour", highlight=False)
+    for reason in reasons:
+        console.print(reason, highlight=False, markup=False, soft_wrap=True)

@@ -5,9 +5,9 @@ Only the caller writes files. An executor knows nothing of the run directory.
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.plan import ModelRef, ModelResult, StudyData
 from engine.study import Study
@@ -42,6 +42,35 @@ class Executor(Protocol):
         Raises:
             RuntimeError: a worker died or a stack failed; results handed over before stay valid.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Who is told how the work goes: sentences for people, figures for `engine status`."""
+
+    say: Callable[[str], None]
+    figures: Callable[[Mapping[str, Any]], None]
+
+
+class Place(Protocol):
+    """Where stacks will be trained, as far as planning must know before anything is trained."""
+
+    device: str
+
+    def workers(self, study: Study) -> int:
+        """How many stacks are trained at once."""
+
+    def fit(self, study: Study, workers: int) -> Study:
+        """The study with a memory limit that holds here, for planning only."""
+
+    def numerics(self) -> Mapping[str, Any]:
+        """What decides a model's bits there; see engine.manifest.numerics."""
+
+    def hardware(self) -> Mapping[str, Any]:
+        """Processors and GPUs, for the manifest."""
+
+    def executor(self, workers: int, watch: Watch) -> Executor:
+        """What trains there."""
 
 
 def timed_run(job: Job, stack: Stack, on_epoch: Callable[[int], None]) -> list[ModelResult]:

@@ -17,9 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
-from engine.executors.base import Job, OnProgress, OnResult, Stack, timed_run
+from engine import manifest
+from engine.executors.base import Job, OnProgress, OnResult, Stack, Watch, timed_run
 from engine.executors.shared import SharedStudyData, attach
 from engine.plan import ModelResult
+from engine.study import Study
 
 POLL_SECONDS = 0.25
 
@@ -30,6 +32,34 @@ _worker: dict[str, Any] = {}
 def usable_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+class LocalPlace:
+    """This machine: every core it may use, or its GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def workers(self, study: Study) -> int:
+        """One on a GPU, else as many as asked for or as there are cores."""
+        wanted = study.resources.processes
+        return 1 if self.device == "cuda" else usable_cores() if wanted == "auto" else wanted
+
+    def fit(self, study: Study, workers: int) -> Study:
+        """The study as it is: the planner asks this machine for its memory."""
+        return study
+
+    def numerics(self) -> dict[str, Any]:
+        """Implementations, ISA or SM and versions here."""
+        return manifest.numerics(self.device)
+
+    def hardware(self) -> dict[str, Any]:
+        """Processor, cores and GPU."""
+        return manifest.hardware(self.device)
+
+    def executor(self, workers: int, watch: Watch) -> "LocalExecutor":
+        """Worker processes, or this process on a GPU."""
+        return LocalExecutor(workers)
 
 
 class LocalExecutor:

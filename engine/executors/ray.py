@@ -1,0 +1,325 @@
+"""Training on a Ray cluster: one task a stack, every result written by the driver alone.
+
+Ray schedules; this file submits, listens and decides with `ray_ledger` what a fault costs. Ray's
+own retries are off, because they repeat memory faults without end and without a word.
+"""
+
+import contextlib
+import dataclasses
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.executors import ray_place
+from engine.executors.base import Job, OnProgress, OnResult, Stack, Watch
+from engine.executors.ray_check import checked
+from engine.executors.ray_cluster import Where, connected, in_job
+from engine.executors.ray_interrupt import Interrupts
+from engine.executors.ray_ledger import Ledger, Policy, Shard, describe
+from engine.executors.ray_worker import (
+    Board,
+    Order,
+    OutOfMemory,
+    Train,
+    TrainStack,
+    WrongMachine,
+    train_order,
+)
+from engine.plan import ModelResult
+from engine.study import Study
+
+__all__ = ["RayExecutor", "RayPlace", "Where", "opened"]
+
+POLL_SECONDS = 0.5
+LOOK_SECONDS = 1.0
+"""Between looks at signs of life and at the cluster's nodes."""
+
+FETCH_SECONDS = 120.0
+"""A result that does not arrive within this is lost."""
+
+
+@contextlib.contextmanager
+def opened(study: Study, where: Where, *, device: str, out: Path) -> Iterator["RayPlace"]:
+    """Connect to a cluster for one study.
+
+    Raises:
+        ValueError: the cluster cannot be used or has not what the study asks for.
+        RuntimeError: Ray is missing or did not start.
+    """
+    if in_job() and not out.is_absolute():
+        raise ValueError(
+            f"--out '{out}' is relative, and a job's folder is deleted with the job: give an "
+            "absolute path on the head"
+        )
+    wanted = study.resources.processes
+    if where.cpus is None and wanted != "auto":
+        where = dataclasses.replace(where, cpus=wanted)
+    with connected(where) as ray:
+        yield RayPlace(ray, ray_place.survey(ray, device))
+
+
+class RayPlace:
+    """A connected cluster: what planning asks about it, and its executor."""
+
+    def __init__(self, ray: Any, found: ray_place.Survey) -> None:
+        self._ray, self.found, self.device = ray, found, found.device
+
+    def workers(self, study: Study) -> int:
+        """Shards that the cluster trains at once now; more when nodes join."""
+        return self.found.slots
+
+    def fit(self, study: Study, workers: int) -> Study:
+        """The study with as much memory as the smallest worker has, times the workers."""
+        if study.resources.memory_gib:
+            return study
+        gib = self.found.bytes_per_slot * workers / 2**30
+        return dataclasses.replace(
+            study, resources=dataclasses.replace(study.resources, memory_gib=gib)
+        )
+
+    def numerics(self) -> Mapping[str, Any]:
+        """As found on a worker; every worker compares itself with it before it trains."""
+        return self.found.numerics
+
+    def hardware(self) -> Mapping[str, Any]:
+        """Of that worker, with the size of the cluster at the start."""
+        return {**self.found.hardware, "nodes": self.found.nodes, "slots": self.found.slots}
+
+    def executor(self, workers: int, watch: Watch) -> "RayExecutor":
+        """Trains on all nodes that the cluster has at any time, whatever `workers` says."""
+        train = TrainStack(numerics=self.found.numerics)
+        return RayExecutor(self._ray, train, watch, device=self.device, close=True)
+
+
+class RayExecutor:
+    """Trains stacks as Ray tasks; `train` is what a worker does with one.
+
+    close: let go of the cluster after the last stack, before anything else is done.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        ray: Any,
+        train: Train,
+        watch: Watch,
+        *,
+        device: str = "cpu",
+        policy: Policy | None = None,
+        close: bool = False,
+    ) -> None:
+        self._ray, self._train, self._policy = ray, train, policy or Policy()
+        self._demand: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(device == "cuda")}
+        self._watch, self._close = watch, close
+
+    def run(
+        self, job: Job, stacks: Sequence[Stack], on_result: OnResult, on_progress: OnProgress
+    ) -> None:
+        """Train every stack; see `Executor.run`.
+
+        Raises:
+            RuntimeError: some stacks could not be trained; all others are handed over.
+            KeyboardInterrupt, SystemExit: SIGINT or SIGTERM, within seconds.
+        """
+        shards = [Shard(origin=i, stack=stack) for i, stack in enumerate(stacks)]
+        ledger = Ledger(policy=self._policy, shards=shards)
+        session = _Session(self._ray, self._train, self._demand, job, ledger)
+        told = 0
+        with Interrupts() as interrupts:
+            try:
+                while ledger.unfinished and not ledger.hopeless:
+                    interrupts.check()
+                    session.submit()
+                    for origin, results in session.receive():
+                        on_result(results)
+                        on_progress(origin, job.study.train.epochs)
+                        del results
+                    for moved in session.look():
+                        on_progress(*moved)
+                    for sentence in ledger.reasons[told:]:
+                        self._watch.say(sentence)
+                    told = len(ledger.reasons)
+                    if session.fresh:
+                        self._watch.figures(ledger.snapshot().to_json())
+            finally:
+                session.end()
+                if self._close:
+                    self._ray.shutdown()
+        self._watch.figures(ledger.snapshot().to_json())
+        if ledger.failed:
+            raise RuntimeError(_failure(ledger))
+
+
+class _Session:
+    """The Ray side of one run: references in flight and what came of them."""
+
+    def __init__(
+        self, ray: Any, train: Train, demand: Mapping[str, Any], job: Job, ledger: Ledger
+    ) -> None:
+        self._ray, self._train, self._demand, self._job = ray, train, demand, job
+        self._ledger, self._run = ledger, uuid.uuid4().hex
+        self._numbers: dict[Any, int] = {}
+        self._task = ray.remote(_task)
+        self._shared = ray.put(job)
+        self._board = _board(ray)
+        self._looked, self._result_bytes = 0.0, 0
+        self._alive: dict[str, int] = {}
+        self.fresh = False
+        self._see_nodes()
+
+    def submit(self) -> None:
+        """Keep a quarter more shards submitted than the cluster trains at once."""
+        slots = sum(self._alive.values())
+        window = max(slots + 2, slots + slots // 4)
+        if self._result_bytes:
+            window = min(window, max(slots, 2**30 // self._result_bytes))
+        live = sum(not attempt.abandoned for attempt in self._ledger.attempts.values())
+        while live < window and (taken := self._ledger.take(time.monotonic())):
+            number, attempt = taken
+            order = Order(
+                run=self._run, number=number, stack=attempt.shard.stack, train=self._train
+            )
+            options = {**self._demand, "max_retries": 0, "label_selector": self._keep_off()}
+            reference = self._task.options(**options).remote(self._shared, order, self._board)
+            self._numbers[reference] = number
+            live += 1
+
+    def receive(self) -> Iterator[tuple[int, list[ModelResult]]]:
+        """The checked results that arrived, by the caller's stack; faults go to the ledger."""
+        if not self._numbers:
+            time.sleep(POLL_SECONDS)
+            return
+        arrived, _ = self._ray.wait(list(self._numbers), timeout=POLL_SECONDS)
+        for reference in arrived:
+            number = self._numbers.pop(reference)
+            origin = self._ledger.attempts[number].shard.origin
+            results = self._outcome(reference, number)
+            if results is not None and self._ledger.succeeded(number, time.monotonic()):
+                nbytes = sum(a.nbytes for r in results for a in r.arrays.values())
+                self._result_bytes = max(self._result_bytes, nbytes)
+                yield origin, results
+            del reference, results
+
+    def _outcome(self, reference: Any, number: int) -> list[ModelResult] | None:
+        errors, ledger = self._ray.exceptions, self._ledger
+        attempt = ledger.attempts[number]
+        try:
+            received = self._ray.get(reference, timeout=FETCH_SECONDS)
+            return checked(received, attempt.shard.stack, self._job)
+        except ValueError as error:
+            ledger.raised(number, f"a worker sent something unexpected: {error}")
+        except errors.OutOfMemoryError:
+            ledger.too_big(number, "out of memory on its node")
+        except errors.TaskCancelledError:
+            ledger.lost(number, "cancelled")
+        except errors.RayTaskError as error:
+            self._raised(number, error.cause)
+        except errors.RuntimeEnvSetupError as error:
+            ledger.raised(number, f"its environment could not be set up: {_line(error)}")
+        except errors.RayError as error:
+            ledger.lost(number, _KINDS.get(type(error).__name__, _line(error)))
+        return None
+
+    def _raised(self, number: int, cause: BaseException) -> None:
+        if isinstance(cause, OutOfMemory):
+            self._ledger.too_big(number, f"out of memory ({_line(cause)})")
+        elif isinstance(cause, WrongMachine):
+            node, sentence = cause.args
+            self._ledger.refused(number, node, f"node {node[:6]} cannot join in: {sentence}")
+        elif isinstance(cause, self._ray.exceptions.RayError):
+            self._ledger.lost(number, _line(cause))
+        else:
+            self._ledger.raised(number, f"{type(cause).__name__}: {_line(cause)}")
+
+    def look(self) -> list[tuple[int, int]]:
+        """Once a second: signs of life, nodes that came or went, shards to give up."""
+        now = time.monotonic()
+        self.fresh = now - self._looked >= LOOK_SECONDS
+        if not self.fresh:
+            return []
+        paused, self._looked = now - self._looked > 10, now
+        self._see_nodes()
+        try:
+            asked = self._board.signs.remote(list(self._ledger.attempts))
+            signs = self._ray.get(asked, timeout=5)
+        except self._ray.exceptions.RayError:
+            self._board = _board(self._ray)
+            self._ledger.forgive(now)
+            return []
+        moved = self._ledger.hear(signs, now)
+        if paused:
+            self._ledger.forgive(now)
+        self._ledger.name_stragglers(now)
+        begun = sum(a.begun is not None for a in self._ledger.attempts.values())
+        free = begun < sum(self._alive.values())
+        for number, reason in self._ledger.suspects(now, self._alive, free).items():
+            self._ledger.abandon(number, reason)
+            self._cancel(number)
+        return moved
+
+    def _see_nodes(self) -> None:
+        self._alive = ray_place.slots(self._ray, self._demand)
+        self._ledger.check_places(self._alive)
+
+    def _keep_off(self) -> dict[str, str]:
+        avoided = self._ledger.avoided & set(self._alive)
+        return {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
+
+    def _cancel(self, number: int) -> None:
+        for reference, known in self._numbers.items():
+            if known == number:
+                self._ray.cancel(reference, force=True)
+
+    def end(self) -> None:
+        """Stop what still runs; nobody waits for it."""
+        with contextlib.suppress(Exception):
+            for reference in self._numbers:
+                self._ray.cancel(reference, force=True)
+            self._ray.kill(self._board)
+        self._numbers.clear()
+
+
+def _task(job: Job, order: Order, board: Any) -> Any:
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    try:
+        return train_order(job, dataclasses.replace(order, node=node), board)
+    except WrongMachine as error:
+        raise WrongMachine(node, str(error)) from None
+
+
+def _board(ray: Any) -> Any:
+    """On the driver's own node, so that it is lost only with the driver."""
+    here = ray.get_runtime_context().get_node_id()
+    options = {"num_cpus": 0, "max_restarts": 3, "label_selector": {"ray.io/node-id": here}}
+    return ray.remote(Board).options(**options).remote()
+
+
+_KINDS = {
+    "WorkerCrashedError": "its worker process was killed",
+    "NodeDiedError": "its node was lost",
+    "LocalRayletDiedError": "its node was lost",
+    "ObjectLostError": "its result was lost",
+    "ObjectFreedError": "its result was lost",
+    "OwnerDiedError": "its result was lost",
+    "GetTimeoutError": f"its result did not arrive within {FETCH_SECONDS:.0f} s",
+}
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
+
+
+def _failure(ledger: Ledger) -> str:
+    models = sum(len(shard.stack) for shard in ledger.failed)
+    first = ledger.failed[0]
+    reasons = [r for r in ledger.reasons if r.startswith("given up: ")]
+    return (
+        f"{models} models could not be trained, first {describe(first.stack)} "
+        f"({reasons[0].removeprefix('given up: ')}); finished models are kept: mend the cause "
+        "and run the same command again"
+    )

@@ -1,0 +1,287 @@
+"""Starting a Ray cluster of our own, or attaching to one: addresses, tokens, noise, leftovers.
+
+Clusters that we start listen on loopback only, want a fresh token that is kept in memory, and
+leave nothing behind however the driver ends. Ray reads its settings when it is first imported,
+so they are set before.
+"""
+
+import contextlib
+import importlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 120.0
+
+OWN_CLUSTER = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on loopback
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+REAPER = """
+import os, shutil, signal, sys, time
+sys.stdin.read()
+folder, driver = sys.argv[1], int(sys.argv[2])
+mine = (os.getpid(), driver)
+def uses(pid):
+    try:
+        if folder.encode() in open(f"/proc/{pid}/cmdline", "rb").read():
+            return True
+        links = os.scandir(f"/proc/{pid}/fd")
+        return any(os.readlink(link.path).startswith(folder) for link in links)
+    except OSError:
+        return False
+for _ in range(20):
+    others = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) not in mine]
+    left = [pid for pid in others if uses(pid)]
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    shutil.rmtree(folder, ignore_errors=True)
+    if not left and not os.path.exists(folder):
+        break
+    time.sleep(0.25)
+"""
+"""Waits for the driver's end, however it ends, then ends what still uses the session folder (open
+files or command line) and removes the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Which cluster to use.
+
+    address: "local", "auto" or HOST:PORT; empty means the cluster whose job this process is, else
+    "local". insecure: accept a cluster without token authentication. cpus, gpus: of a local
+    cluster; by default what the machine has.
+    """
+
+    address: str = ""
+    insecure: bool = False
+    cpus: int | None = None
+    gpus: int | None = None
+    object_store_bytes: int | None = None
+
+
+def in_job() -> bool:
+    """Whether this process is the driver of a submitted Ray job."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+@contextlib.contextmanager
+def connected(where: Where) -> Iterator[Any]:
+    """The `ray` module, connected; everything is undone at the end.
+
+    Raises:
+        ValueError: the address, token or version is wrong; the sentence says what to do.
+        RuntimeError: Ray is not installed or did not start.
+    """
+    address = where.address or ("auto" if in_job() else "local")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(_clean_stdout())
+        if address == "local":
+            ray = _start(where, undo)
+        else:
+            ray = _attach(address, insecure=where.insecure)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        undo.callback(ray.shutdown)
+        yield ray
+
+
+def _import() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise RuntimeError(
+            "Ray is not installed: pip install 'shadow-engine[ray]', or leave out --executor ray"
+        ) from None
+    return ray
+
+
+def _start(where: Where, undo: contextlib.ExitStack) -> Any:
+    folder = undo.enter_context(_session_folder())
+    token = secrets.token_hex(32)
+    undo.enter_context(_environment({**OWN_CLUSTER, "RAY_AUTH_TOKEN": token}))
+    ray = _import()
+    _forget_settings()
+    try:
+        ray.init(
+            address="local",
+            num_cpus=where.cpus,
+            num_gpus=where.gpus,
+            object_store_memory=where.object_store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=folder,
+            _node_ip_address="127.0.0.1",
+        )
+    except Exception as error:
+        ray.shutdown()
+        raise RuntimeError(f"Ray did not start: {_first_line(error)}") from None
+    return ray
+
+
+def _attach(address: str, *, insecure: bool) -> Any:
+    ray = _import()
+    gcs = _gcs_address(address)
+    _probe(gcs, insecure=insecure)
+    _forget_settings()
+    try:
+        ray.init(address=gcs, log_to_driver=False, configure_logging=False)
+    except Exception as error:
+        ray.shutdown()
+        text = " ".join(str(error).split())
+        if "ersion mismatch" in text:
+            raise ValueError(
+                f"the cluster at {gcs} runs other versions: install the cluster's Ray and Python "
+                f"here, or ours there ({text[:300]})"
+            ) from None
+        raise ValueError(f"could not attach to the cluster at {gcs}: {text[:300]}") from None
+    return ray
+
+
+def _gcs_address(address: str) -> str:
+    if address == "auto":
+        found = os.environ.get("RAY_ADDRESS", "")
+        current = Path("/tmp/ray/ray_current_cluster")
+        if not found and current.is_file():
+            found = current.read_text().strip()
+        if not found:
+            raise ValueError(
+                "no Ray cluster runs on this machine: start one (`ray start --head`), name one "
+                "with --address HOST:PORT, or leave out --address for a local one"
+            )
+        address = found
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise ValueError(f"--address is '{address}': expected local, auto or HOST:PORT of the head")
+    return address
+
+
+def _probe(gcs: str, *, insecure: bool) -> None:
+    """Find out within seconds whether the head answers, knows our token and asks for one."""
+    host, _, port = gcs.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"no Ray head answers at {gcs} ({error}): check host, port (6379 by default) and "
+            "firewall"
+        ) from None
+    token = _token()
+    answer = _check_alive(gcs, token)
+    if answer == "UNAUTHENTICATED":
+        raise ValueError(
+            f"the cluster at {gcs} refuses "
+            + ("this token" if token else "to be used without a token")
+            + ": set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
+        )
+    if answer != "OK":
+        raise ValueError(f"what answers at {gcs} is no Ray head ({answer})")
+    if _check_alive(gcs, "") == "OK" and not insecure:
+        raise ValueError(
+            f"the cluster at {gcs} lets anyone in who can reach it: start it with "
+            "RAY_AUTH_MODE=token, or accept that with --insecure-cluster"
+        )
+    os.environ["RAY_AUTH_MODE"] = "token" if token else "disabled"
+
+
+def _token() -> str:
+    """The token Ray would use: from the environment, a named file, or the home folder."""
+    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+        return token.strip()
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
+    path = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    try:
+        return path.read_text().strip()
+    except OSError:
+        if named:
+            raise ValueError(f"RAY_AUTH_TOKEN_PATH names '{named}', which cannot be read") from None
+        return ""
+
+
+def _check_alive(gcs: str, token: str) -> str:
+    """One call without side effects; the name of its gRPC status."""
+    grpc: Any = importlib.import_module("grpc")
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with grpc.insecure_channel(gcs, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        call = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
+        try:
+            call(b"", timeout=5, metadata=metadata)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return "OK"
+
+
+def _forget_settings() -> None:
+    """Make Ray read its environment again, should it have been imported earlier."""
+    private: Any = importlib.import_module("ray._raylet")
+    private.Config.initialize("")
+    private.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0][:300]
+
+
+@contextlib.contextmanager
+def _session_folder() -> Iterator[str]:
+    """A private folder with a short name, removed even if this process is killed."""
+    base = tempfile.gettempdir()
+    if len(base) > 24:
+        base = "/tmp"
+    folder = tempfile.mkdtemp(prefix="engine-", dir=base)
+    command = [sys.executable, "-I", "-S", "-c", REAPER, folder, str(os.getpid())]
+    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield folder
+    finally:
+        assert reaper.stdin is not None
+        reaper.stdin.close()
+        reaper.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _clean_stdout() -> Iterator[None]:
+    """Ray's processes write to descriptor 1: give them stderr, keep our own stdout."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    stream, sys.stdout = sys.stdout, os.fdopen(os.dup(kept), "w", buffering=1, closefd=True)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.close()
+        sys.stdout = stream
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,329 @@
+"""Which shards wait, run, are done or failed, and what each fault costs: decisions, no Ray.
+
+A shard is a stack to train. Seconds are of one monotonic clock, passed in.
+"""
+
+import dataclasses
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.executors.base import Stack
+from engine.executors.ray_snapshot import Snapshot, WorkerSpeed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How much patience a fault gets.
+
+    retries: how often a shard is trained again after its worker or node was lost.
+    silence: seconds without a sign of life after which a running shard is given up.
+    straggling: times the median, after which a running shard is reported, once it runs for
+        `noticeable` seconds.
+    hopeless: failed shards, with none done, after which the study is given up.
+    """
+
+    retries: int = 3
+    silence: float = 90.0
+    straggling: float = 3.0
+    noticeable: float = 60.0
+    hopeless: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """A worker's latest sign of life. age: seconds since it was heard."""
+
+    epochs: int
+    node: str
+    worker: str
+    age: float
+
+
+@dataclass(eq=False)
+class Shard:
+    """A stack and its history. origin: index of the caller's stack that it is part of."""
+
+    origin: int
+    stack: Stack
+    crashes: int = 0
+    halved: bool = False
+    state: str = "waiting"
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One training of a shard, from submission to its outcome."""
+
+    shard: Shard
+    submitted: float
+    begun: float | None = None
+    sign: Sign | None = None
+    abandoned: bool = False
+
+
+@dataclass
+class Ledger:
+    """The whole study's shards. Every method is a fact reported or a decision asked for."""
+
+    policy: Policy
+    shards: list[Shard]
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    failed: list[Shard] = field(default_factory=list)
+    retrained: int = 0
+    suspected: set[str] = field(default_factory=set)
+    refusing: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(self.shards)
+        self._next = 0
+        self._last_event = 0.0
+        self._durations: list[float] = []
+        self._speeds: dict[str, WorkerSpeed] = {}
+        self._late: set[int] = set()
+        self.models_done = self.shards_done = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether anything is still to be trained."""
+        return any(shard.state in ("waiting", "running") for shard in self.shards)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether shards keep failing and nothing succeeds."""
+        return not self.models_done and len(self.failed) >= self.policy.hopeless
+
+    def take(self, now: float) -> tuple[int, Attempt] | None:
+        """The next shard to submit, as a numbered attempt; None when none waits."""
+        while self._waiting:
+            shard = self._waiting.popleft()
+            if shard.state != "waiting":
+                continue
+            shard.state = "running"
+            self._next += 1
+            self.attempts[self._next] = Attempt(shard=shard, submitted=now)
+            return self._next, self.attempts[self._next]
+        return None
+
+    def hear(self, signs: Mapping[int, Sign], now: float) -> list[tuple[int, int]]:
+        """Note signs of life; returns (origin, epochs done) of what moved on."""
+        moved = []
+        for number, sign in signs.items():
+            attempt = self.attempts.get(number)
+            if attempt is None:
+                continue
+            if attempt.begun is None:
+                attempt.begun = self._last_event = now
+            if attempt.sign is None or sign.epochs > attempt.sign.epochs:
+                moved.append((attempt.shard.origin, sign.epochs))
+            attempt.sign = sign
+        return moved
+
+    def succeeded(self, number: int, now: float) -> bool:
+        """An attempt returned a valid result; False when another one was first."""
+        attempt = self.attempts.pop(number)
+        shard, self._last_event = attempt.shard, now
+        if shard.state in ("done", "failed", "split"):
+            return False
+        shard.state = "done"
+        self.shards_done += 1
+        self.models_done += len(shard.stack)
+        seconds = now - (attempt.submitted if attempt.begun is None else attempt.begun)
+        self._durations.append(seconds / len(shard.stack))
+        if attempt.sign is not None:
+            old = self._speeds.get(attempt.sign.worker, WorkerSpeed(models=0, seconds=0.0))
+            self._speeds[attempt.sign.worker] = WorkerSpeed(
+                models=old.models + len(shard.stack), seconds=old.seconds + seconds
+            )
+        return True
+
+    def lost(self, number: int, reason: str) -> None:
+        """The worker, its node or its result is gone: train the shard again, a few times."""
+        shard = self._close(number, reason)
+        if shard is None:
+            return
+        shard.crashes += 1
+        if shard.crashes > self.policy.retries:
+            self._fail(shard, f"lost {shard.crashes} times, last: {reason}")
+        else:
+            self._again(shard)
+
+    def too_big(self, number: int, reason: str) -> None:
+        """Out of memory: two halves instead, once."""
+        shard = self._close(number, reason)
+        if shard is None:
+            return
+        if shard.halved or len(shard.stack) == 1:
+            self._fail(shard, f"{reason}: lower resources.stack or train.batch")
+        else:
+            self._split(shard, halved=True)
+
+    def raised(self, number: int, reason: str) -> None:
+        """An exception of ours repeats: halve until the model that raises it is alone."""
+        shard = self._close(number, reason)
+        if shard is None:
+            return
+        if len(shard.stack) == 1:
+            self._fail(shard, reason)
+        else:
+            self._split(shard, halved=shard.halved)
+
+    def refused(self, number: int, node: str, reason: str) -> None:
+        """A node cannot run the numeric plan: no fault of the shard, but keep off that node."""
+        shard = self._close(number, reason)
+        self.refusing[node] = reason
+        if shard is not None:
+            self._again(shard)
+
+    def abandon(self, number: int, reason: str) -> None:
+        """Stop waiting for an attempt; should it still deliver first, its result counts."""
+        attempt = self.attempts[number]
+        attempt.abandoned = True
+        shard = attempt.shard
+        if shard.state != "running":
+            return
+        self._note(shard, reason)
+        shard.crashes += 1
+        if attempt.sign is not None:
+            self.suspected.add(attempt.sign.node)
+        if shard.crashes > self.policy.retries:
+            self._fail(shard, f"given up {shard.crashes} times, last: {reason}")
+        else:
+            self._again(shard)
+
+    def suspects(self, now: float, alive: Iterable[str], free: bool) -> dict[int, str]:
+        """Attempts to abandon, with the reason.
+
+        Args:
+            now: the time.
+            alive: the nodes that the cluster counts as alive.
+            free: whether a worker is free, so that nothing submitted should still be queued.
+        """
+        living, silence = set(alive), self.policy.silence
+        found = {}
+        for number, attempt in self.attempts.items():
+            if attempt.abandoned:
+                continue
+            sign = attempt.sign
+            if sign is None:
+                queued = now - max(attempt.submitted, self._last_event)
+                if free and queued > silence:
+                    found[number] = f"not started within {queued:.0f} s though a worker is free"
+            elif sign.node not in living:
+                found[number] = f"node {sign.worker} left the cluster"
+            elif sign.age > silence:
+                found[number] = f"no sign of life from {sign.worker} for {sign.age:.0f} s"
+        return found
+
+    def forgive(self, now: float) -> None:
+        """Signs of life were not recorded for a while: count silence from now on."""
+        self._last_event = now
+        for attempt in self.attempts.values():
+            if attempt.sign is not None:
+                attempt.sign = dataclasses.replace(attempt.sign, age=0.0)
+
+    @property
+    def avoided(self) -> set[str]:
+        """Nodes to keep off: suspected ones, and those that cannot run the numeric plan."""
+        return self.suspected | set(self.refusing)
+
+    def check_places(self, alive: Iterable[str]) -> None:
+        """Give suspected nodes another chance when no other is left.
+
+        Raises:
+            RuntimeError: no living node can run the numeric plan.
+        """
+        living = set(alive)
+        if living and living <= set(self.refusing):
+            raise RuntimeError(
+                f"no node can go on with this run ({next(iter(self.refusing.values()))}): use "
+                "nodes like those it was started on, or --out for a fresh run"
+            )
+        if living <= self.avoided:
+            self.suspected.clear()
+
+    def name_stragglers(self, now: float) -> None:
+        """Note, once each, running shards that take far longer than the finished ones."""
+        if len(self._durations) < 3:
+            return
+        usual = statistics.median(self._durations)
+        for number, attempt in self.attempts.items():
+            if attempt.begun is None or attempt.sign is None or number in self._late:
+                continue
+            running = now - attempt.begun
+            ratio = running / len(attempt.shard.stack) / usual
+            if running > self.policy.noticeable and ratio > self.policy.straggling:
+                self._late.add(number)
+                place = attempt.sign.worker
+                self._note(attempt.shard, f"on {place} takes {ratio:.1f} times as long as usual")
+
+    def snapshot(self) -> Snapshot:
+        """The figures for people and metrics."""
+        live = [a for a in self.attempts.values() if not a.abandoned]
+        running = sum(attempt.begun is not None for attempt in live)
+        left = sum(len(s.stack) for s in self.shards if s.state in ("waiting", "running"))
+        each = statistics.fmean(self._durations) if self._durations else None
+        return Snapshot(
+            waiting=sum(s.state in ("waiting", "running") for s in self.shards) - running,
+            running=running,
+            done=self.shards_done,
+            failed=len(self.failed),
+            retrained=self.retrained,
+            models_done=self.models_done,
+            models_left=left,
+            seconds_left=None if each is None or not running else each * left / running,
+            speeds=dict(self._speeds),
+            reasons=tuple(self.reasons),
+        )
+
+    def _close(self, number: int, reason: str) -> Shard | None:
+        """Drop an attempt; its shard if something is to be decided about it."""
+        attempt = self.attempts.pop(number)
+        if attempt.abandoned or attempt.shard.state != "running":
+            return None
+        self._note(attempt.shard, reason)
+        return attempt.shard
+
+    def _note(self, shard: Shard, reason: str) -> None:
+        self.reasons.append(f"{describe(shard.stack)}: {reason}")
+
+    def _again(self, shard: Shard) -> None:
+        shard.state = "waiting"
+        self.retrained += 1
+        self._waiting.appendleft(shard)
+
+    def _split(self, shard: Shard, *, halved: bool) -> None:
+        shard.state = "split"
+        middle = (len(shard.stack) + 1) // 2
+        for part in (shard.stack[:middle], shard.stack[middle:]):
+            half = Shard(origin=shard.origin, stack=part, crashes=shard.crashes, halved=halved)
+            self.shards.append(half)
+            self._again(half)
+
+    def _fail(self, shard: Shard, reason: str) -> None:
+        shard.state = "failed"
+        self.failed.append(shard)
+        self.reasons.append(f"given up: {describe(shard.stack)}: {reason}")
+
+
+def describe(stack: Stack) -> str:
+    """A stack in words.
+
+    >>> from engine.plan import ModelRef
+    >>> describe(tuple(ModelRef(mix="clean", arm="bn", model_id=m) for m in (4, 5, 6)))
+    'clean/bn models 4-6'
+    """
+    cells: dict[tuple[str, str], list[int]] = {}
+    for ref in stack:
+        cells.setdefault((ref.mix, ref.arm), []).append(ref.model_id)
+    return ", ".join(f"{mix}/{arm} {_numbers(ids)}" for (mix, arm), ids in cells.items())
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    if len(ids) == 1:
+        return f"model {ids[0]}"
+    if list(ids) == list(range(ids[0], ids[-1] + 1)):
+        return f"models {ids[0]}-{ids[-1]}"
+    return "models " + ", ".join(map(str, ids))

@@ -1,0 +1,178 @@
+"""What runs in a Ray worker: one stack trained, signs of life on the way. Imports no Ray.
+
+Functions here travel by name: every node needs the same version of this package.
+"""
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.executors.base import Job, Stack, timed_run
+from engine.executors.ray_ledger import Sign
+from engine.plan import ModelResult
+
+BEAT_SECONDS = 2.0
+
+_process: dict[str, Any] = {}
+"""The study that this worker process serves, with its own copy of the data."""
+
+
+class Train(Protocol):
+    """Trains a stack in the worker's process, calling back with the number of epochs done."""
+
+    def __call__(
+        self, job: Job, stack: Stack, on_epoch: Callable[[int], None]
+    ) -> list[ModelResult]:
+        """The results of a stack, in order."""
+
+
+class OutOfMemory(Exception):
+    """Memory of host or GPU ran out; the process itself survived."""
+
+
+class WrongMachine(Exception):
+    """This machine cannot run the numeric plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One shard to train. run: names the study for the worker's copy of the data."""
+
+    run: str
+    number: int
+    stack: Stack
+    train: Train
+    node: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainStack:
+    """Training proper. numerics: device, ISA or SM and versions that the study started with."""
+
+    numerics: Mapping[str, Any]
+
+    def __call__(
+        self, job: Job, stack: Stack, on_epoch: Callable[[int], None]
+    ) -> list[ModelResult]:
+        """Train, after making sure once a process that this machine's models are comparable."""
+        if _process.get("adopted") != job.kernel_plan:
+            self._adopt(job)
+            _process["adopted"] = job.kernel_plan
+        return timed_run(job, stack, on_epoch)
+
+    def _adopt(self, job: Job) -> None:
+        import torch
+
+        import kernels
+        from engine.manifest import numerics
+
+        torch.set_num_threads(1)
+        here = numerics(job.device)
+        for name in ("device", "isa", "versions"):
+            if here[name] != self.numerics[name]:
+                raise WrongMachine(f"{name} is {here[name]}, the study has {self.numerics[name]}")
+        try:
+            kernels.adopt(job.kernel_plan)
+        except (ValueError, RuntimeError) as error:
+            raise WrongMachine(str(error)) from None
+
+
+def train_order(job: Job, order: Order, board: Any) -> list[ModelResult]:
+    """Train one shard; the task that the driver submits."""
+    with _Pulse(board, order) as pulse:
+        try:
+            return order.train(_own(order.run, job), order.stack, pulse.epoch)
+        except MemoryError as error:
+            raise OutOfMemory(str(error) or "host memory") from None
+        except RuntimeError as error:
+            if type(error).__name__ not in ("OutOfMemoryError", "OutOfMemory"):
+                raise
+            _free_gpu()
+            raise OutOfMemory(str(error).split("\n")[0][:200]) from None
+
+
+def _own(run: str, job: Job) -> Job:
+    """The job with private images and tables: those of the object store are read-only."""
+    if _process.get("run") != run:
+        _process.clear()
+        tables = {
+            name: dataclasses.replace(
+                table, **{f.name: getattr(table, f.name).copy() for f in dataclasses.fields(table)}
+            )
+            for name, table in job.data.tables.items()
+        }
+        data = dataclasses.replace(
+            job.data,
+            images_RHWC=job.data.images_RHWC.copy(),
+            population_rows_Z=job.data.population_rows_Z.copy(),
+            population_labels_Z=job.data.population_labels_Z.copy(),
+            tables=tables,
+        )
+        _process.update(run=run, job=dataclasses.replace(job, data=data))
+    own: Job = _process["job"]
+    return own
+
+
+def _free_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class _Pulse:
+    """Beats while a shard is trained, from a thread: silence means a frozen machine."""
+
+    def __init__(self, board: Any, order: Order) -> None:
+        self._board, self._order, self._epochs = board, order, 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "_Pulse":
+        self._tell()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+
+    def epoch(self, done: int) -> None:
+        """Note progress; tell it, unless that was done just now."""
+        self._epochs = done
+        if time.monotonic() - self._told > BEAT_SECONDS / 4:
+            self._tell()
+
+    def _beat(self) -> None:
+        while not self._end.wait(BEAT_SECONDS):
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        try:
+            self._board.hear.remote(self._order.number, self._epochs, self._order.node, os.getpid())
+        except Exception:  # a lost board turns progress off, never training
+            return
+
+
+class Board:
+    """The actor that remembers every shard's latest sign of life."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[int, str, int, float]] = {}
+
+    def hear(self, number: int, epochs: int, node: str, pid: int) -> None:
+        """A beat of a worker."""
+        self._heard[number] = (epochs, node, pid, time.monotonic())
+
+    def signs(self, wanted: list[int]) -> dict[int, Sign]:
+        """What was heard of these attempts; the others are forgotten."""
+        now = time.monotonic()
+        self._heard = {n: heard for n, heard in self._heard.items() if n in set(wanted)}
+        return {
+            number: Sign(epochs=epochs, node=node, worker=f"{node[:6]}/{pid}", age=now - heard)
+            for number, (epochs, node, pid, heard) in self._heard.items()
+        }
