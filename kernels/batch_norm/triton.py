@@ -1,0 +1,131 @@
+"""Batch norm on a GPU: launches the passes of `triton_passes` over stacked activations.
+
+M models, N samples, C channels.
+"""
+# mypy: disable-error-code="no-untyped-call"
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels._launch import activation, rounds, sample_tiles, tiles, unit_stride
+from kernels.batch_norm import triton_passes as passes
+
+
+def batch_norm(
+    out: tuple[Tensor, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None,
+    probe: Tensor | None,
+    eps: float,
+    relu: bool,
+    form: str,
+    tau: float,
+    through_sigma: bool,
+) -> object:
+    """Fill y, mean, biased variance and penalty of stacked models; leaves empty batches."""
+    y, mean, var, penalty = out
+    channels, rows = x.shape[2], x.shape[1] * x.shape[3] * x.shape[4]
+    if y.numel() == 0:
+        return NotImplemented
+    cut = tiles(rows, channels)
+    x = activation(x, cut.pitch)
+    add = x if residual is None else activation(residual, cut.pitch)
+    gamma = mean if weight is None else unit_stride(weight)
+    beta = mean if bias is None else unit_stride(bias)
+    if running_mean is not None and running_var is not None:
+        mean.copy_(running_mean)
+        var.copy_(running_var)
+    chunks = triton.cdiv(rows, cut.chunk)
+    part = x.new_empty((x.shape[0], chunks, 2, channels), dtype=torch.float32)
+    shape = {"C": channels, "CHUNK": cut.chunk, "COLS": cut.cols}
+    with torch.cuda.device_of(x):
+        for first, models in rounds(x, 2 if residual is None else 3):
+            grid = (chunks, cut.blocks, models)
+            if running_mean is None:
+                passes.statistics[grid](
+                    x, part, first, cut.pitch, rows, chunks, ROWS=cut.rows, **shape
+                )
+                passes.merge_statistics[(cut.blocks, models)](
+                    part, mean, var, first, mean.stride(0), rows, chunks, STEP=cut.rows, **shape
+                )
+            passes.apply[grid](
+                x, add, y, gamma, beta, mean, var, penalty, penalty.stride(0), first, cut.pitch,
+                gamma.stride(0), beta.stride(0), mean.stride(0), rows, eps, tau, ROWS=cut.rows,
+                WEIGHT=weight is not None, BIAS=bias is not None, RELU=relu,
+                RESIDUAL=residual is not None, FORM=form, **shape,
+            )  # fmt: skip
+    return out
+
+
+def batch_norm_backward(
+    out: tuple[Tensor, ...],
+    grad_y: Tensor,
+    grad_penalty: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    y: Tensor | None,
+    training: bool,
+    eps: float,
+    form: str,
+    tau: float,
+    through_sigma: bool,
+    need_x: bool,
+    need_bias: bool,
+    need_residual: bool,
+    need_probe: bool,
+    bias: Tensor | None,
+    added: bool,
+) -> object:
+    """Fill the gradients of x, weight, bias, residual and probe; y is given behind a ReLU."""
+    dx, dweight, dbias, dz, dprobe = out
+    samples, channels, pixels = x.shape[1], x.shape[2], x.shape[3] * x.shape[4]
+    if x.numel() == 0:
+        return NotImplemented
+    cut = tiles(samples * pixels, channels)
+    group, tile_samples, tile_rows = sample_tiles(pixels, cut)
+    groups, chunks = triton.cdiv(samples, group), triton.cdiv(samples * pixels, cut.chunk)
+    mask = "" if y is None else "y" if added else "x"
+    x, dy = activation(x, cut.pitch), activation(grad_y, cut.pitch)
+    y = activation(y, cut.pitch) if y is not None and mask == "y" else x
+    write_dz = need_residual or mask == "y"
+    if write_dz and not need_residual:
+        dz = torch.empty_like(x) if x.shape[0] == 1 else activation(dy.clone(), cut.pitch)
+    gamma = mean if weight is None else unit_stride(weight)
+    beta = mean if bias is None else unit_stride(bias)
+    if var.stride() != mean.stride() or mean.stride(1) != 1:
+        mean, var = mean.contiguous(), var.contiguous()
+    part = mean.new_empty((x.shape[0], groups, 2, channels), dtype=torch.float32)
+    coef = mean.new_empty((x.shape[0], 2, channels), dtype=torch.float32)
+    norm = coef.new_empty((x.shape[0], samples if need_probe else 0, cut.blocks))
+    slope = mean if grad_penalty is None else grad_penalty
+    pitches = (gamma.stride(0), beta.stride(0), mean.stride(0))
+    flags = {"C": channels, "COLS": cut.cols, "WEIGHT": weight is not None}
+    with torch.cuda.device_of(x):
+        for first, models in rounds(x, 4 if write_dz else 3):
+            passes.reduce[(groups, cut.blocks, models)](
+                dy, x, y, dz, dx, gamma, beta, mean, var, part, norm, first, cut.pitch, *pitches,
+                samples, groups, eps, HW=pixels, GROUP=group, SAMPLES=tile_samples,
+                ROWS=tile_rows, BIAS=bias is not None, MASK=mask, WRITE_DZ=write_dz,
+                WRITE_DX=need_x and not training, NORMS=need_probe, **flags,
+            )  # fmt: skip
+            passes.merge_sums[(cut.blocks, models)](
+                part, coef, gamma, var, slope, dweight, dbias, norm, dprobe, first, pitches[0],
+                mean.stride(0), slope.stride(0), dprobe.stride(0), dweight.stride(0),
+                dbias.stride(0), samples, samples * pixels, groups, eps, tau, STEP=cut.rows,
+                BIAS=need_bias, FORM=form if grad_penalty is not None else "",
+                THROUGH=through_sigma and training, NORMS=need_probe, **flags,
+            )  # fmt: skip
+            if need_x and training:
+                passes.apply_backward[(chunks, cut.blocks, models)](
+                    dz if write_dz else dy, x, dx, gamma, beta, mean, var, coef, first, cut.pitch,
+                    *pitches, samples * pixels, eps, CHUNK=cut.chunk, ROWS=cut.rows,
+                    BIAS=bias is not None, MASK=mask == "x", **flags,
+                )  # fmt: skip
+    return out

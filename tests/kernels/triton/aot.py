@@ -1,0 +1,83 @@
+"""Compiles every kernel through its launcher and prints one JSON row per kernel and target.
+
+    python tests/kernels/triton/aot.py [OP …] [--targets sm_90,…]
+
+`PYTHONPATH` decides which triton is used; `TRITON_CACHE_DIR` must be a folder of its own.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[3])]
+
+from triton_stub import TARGETS, compiling, measure  # noqa: E402
+
+from kernels import _layout  # noqa: E402
+
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+LAYERS = {"64x32x32": (64, 32, 32), "512x4x4": (512, 4, 4)}
+MODELS, BATCH = 8, 128
+WIDE = {
+    "statistics": ("loads",),
+    "apply": ("loads", "stores"),
+    "reduce": ("loads",),
+    "apply_backward": ("loads", "stores"),
+}
+"""What must go through 128-bit accesses, by kernel."""
+
+
+def activation(layer, dtype):
+    channels, height, width = layer
+    like = torch.empty(0, dtype=dtype)
+    return _layout.empty_activation(like, MODELS, (BATCH, channels, height, width))
+
+
+def batch_norm(layer, dtype):
+    from kernels.batch_norm import triton as launchers
+
+    x, residual, dy, y, dx, dz = (activation(layer, dtype) for _ in range(6))
+    vector = lambda: torch.ones(MODELS, 16 * -(-layer[0] // 16))[:, : layer[0]]  # noqa: E731
+    weight, bias, mean, var, dweight, dbias = (vector() for _ in range(6))
+    penalty = torch.ones(MODELS, 16)[:, 0]
+    norms = torch.ones(MODELS, BATCH)
+    statistics = (mean, var)
+    for add, running in ((None, (None, None)), (residual, statistics)):
+        launchers.batch_norm(
+            (y, mean, var, penalty), x, weight, bias, *running, add, None, 1e-5, True, "hinge", 1.0,
+            True,
+        )  # fmt: skip
+    for added, training, probe in ((0, 1, 0), (1, 1, 1), (0, 0, 1)):
+        launchers.batch_norm_backward(
+            (dx, dweight, dbias, dz, norms), dy, penalty, x, weight, mean, var, y, bool(training),
+            1e-5, "hinge", 1.0, True, True, True, bool(added), bool(probe), bias, bool(added),
+        )  # fmt: skip
+
+
+OPS = {"batch_norm": (batch_norm, LAYERS, FLOATS)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ops", nargs="*")
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    chosen = parser.parse_args()
+    _layout.channels_last = lambda device, channels: True
+    for target in chosen.targets.split(","):
+        for op in chosen.ops or OPS:
+            launch, layers, dtypes = OPS[op]
+            for layer_name, layer in layers.items():
+                for dtype_name, dtype in dtypes.items():
+                    with compiling(target) as found:
+                        launch(layer, dtype)
+                    for compiled in found:
+                        row = {"op": op, "shape": layer_name, "dtype": dtype_name}
+                        row["wide"] = WIDE.get(compiled.name, ())
+                        print(json.dumps(row | measure(compiled, target)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
