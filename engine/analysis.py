@@ -73,7 +73,7 @@ def _findings(
     )
     return replace(
         findings,
-        answer=wording.answer(findings, study),
+        answer=wording.answer(findings),
         headline=wording.headline(findings),
     )
 

@@ -27,7 +27,7 @@ MODES: tuple[Mode, ...] = ("online", "offline")
 GRID_A = np.logspace(-4, 0, 41)
 """The false-positive rates at which ROC curves are drawn."""
 MOST_GROUPS = 32
-"""Deletion groups of the attacks' jackknife, at most; beyond, pairs are merged to bound the time."""
+"""Groups of models that the attacks' jackknife deletes, at most: beyond, pairs are merged."""
 MOST_THREADS = 8
 """Each holds a (targets, samples) matrix of scores."""
 

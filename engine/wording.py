@@ -3,7 +3,6 @@
 import math
 
 from engine.findings import Contrast, Estimate, Findings
-from engine.study import Study
 
 DASH = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -66,18 +65,18 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def main_contrast(study: Study, contrasts: tuple[Contrast, ...]) -> Contrast | None:
+def main_pair(findings: Findings) -> Contrast | None:
     """The contrast that answers: the first one, on the mix with the largest share of outliers."""
-    if not contrasts:
+    if not findings.contrasts:
         return None
-    first = (contrasts[0].left, contrasts[0].right)
-    rivals = [c for c in contrasts if (c.left, c.right) == first]
-    return max(rivals, key=lambda c: study.mixes[c.mix].share)
+    first = (findings.contrasts[0].left, findings.contrasts[0].right)
+    rivals = [c for c in findings.contrasts if (c.left, c.right) == first]
+    return max(rivals, key=lambda c: findings.mix(c.mix).share)
 
 
-def answer(findings: Findings, study: Study) -> str:
+def answer(findings: Findings) -> str:
     """The run's answer in one plain sentence, numbers and interval included."""
-    contrast = main_contrast(study, findings.contrasts)
+    contrast = main_pair(findings)
     if contrast is None:
         return _single(findings)
     left = findings.cell(contrast.mix, contrast.left)
@@ -104,14 +103,15 @@ def answer(findings: Findings, study: Study) -> str:
 
 
 def _direction(difference: Estimate, contrast: Contrast) -> str:
+    members = "members are {} to tell from non-members with " + contrast.left
+    rival = f"than with {contrast.right}"
     if difference.interval.low > 0:
-        return f"Members are easier to tell from non-members with {contrast.left} than with {contrast.right}"
-    if difference.interval.high < 0:
-        return f"Members are harder to tell from non-members with {contrast.left} than with {contrast.right}"
-    return (
-        f"Whether members are easier to tell from non-members with {contrast.left} than "
-        f"with {contrast.right} stays open"
-    )
+        sentence = f"{members.format('easier')} {rival}"
+    elif difference.interval.high < 0:
+        sentence = f"{members.format('harder')} {rival}"
+    else:
+        sentence = f"whether {members.format('easier')} {rival} stays open"
+    return sentence[0].upper() + sentence[1:]
 
 
 def _single(findings: Findings) -> str:

@@ -1,0 +1,163 @@
+"""The report's words: what the numbers are over, cautions, run facts, a glossary."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from engine.findings import Findings
+from engine.wording import counted, main_pair, number, percent
+
+FITTED = 0.99
+"""Clean training accuracy from which on a net counts as trained to memorize."""
+UNEQUAL = 0.05
+"""A difference in test accuracy that makes arms unequal for a fair comparison."""
+
+
+def context(findings: Findings) -> str:
+    """What the answer's numbers are over, in one line."""
+    masks = {
+        "paired": "paired masks; each target is scored without itself and its complement",
+        "balanced": "balanced masks; each target is scored without itself and one opposite model",
+        "bernoulli": "independent masks; each target is scored without itself",
+    }[findings.design]
+    return (
+        f"LiRA, online, {findings.variance.replace('_', ' ')} variance; "
+        f"{counted(findings.models, 'shadow model')} an arm, {masks}; networks queried in "
+        f"{findings.query_mode.replace('_', ' ')} mode. Intervals: {percent(findings.level)}, "
+        "leaving out one pair of models at a time (jackknife, t)."
+    )
+
+
+def care(findings: Findings) -> str:
+    """What a careful reader should know before trusting the answer."""
+    items = [*_care_models(findings), *_care_training(findings), *_care_attack(findings)]
+    return f'<ul class="care">{"".join(f"<li>{escape(item)}</li>" for item in items)}</ul>'
+
+
+def _care_models(findings: Findings) -> list[str]:
+    items: list[str] = []
+    for cell in findings.cells:
+        if cell.diverged:
+            items.append(
+                f"{len(cell.diverged)} of {counted(cell.models, 'model')} of arm {cell.arm} "
+                f"diverged on mix {cell.mix}: they are left out of that arm, and of both arms "
+                "where arms are compared."
+            )
+    refused = {cell.refused for cell in findings.cells if cell.refused}
+    items += [f"The attack was refused: {reason}." for reason in sorted(refused)]
+    return items
+
+
+def _care_training(findings: Findings) -> list[str]:
+    items: list[str] = []
+    pair = main_pair(findings)
+    if pair is None:
+        return items
+    fitted = findings.cell(pair.mix, pair.left).rates["clean_in_accuracy"].value
+    if fitted < FITTED:
+        items.append(
+            f"Arm {pair.left} reaches {number(100 * fitted, 1)} % accuracy on the clean samples it "
+            f"trained on, below the {percent(FITTED)} of a net trained until it memorizes."
+        )
+    gap = pair.differences["test_accuracy"].value
+    if abs(gap) > UNEQUAL:
+        items.append(
+            f"Test accuracies differ by {number(100 * abs(gap), 1)} points between {pair.left} and "
+            f"{pair.right}: part of the difference in AUC may follow from that (see the comparison "
+            "at equal training accuracy)."
+        )
+    return items
+
+
+def _care_attack(findings: Findings) -> list[str]:
+    items = []
+    if findings.query_mode != "eval":
+        items.append(
+            "Networks were queried with the statistics of the query batch, which leaks the batch "
+            "through batch norm: not comparable with eval mode."
+        )
+    refused = {
+        rate.refused
+        for cell in findings.cells
+        for attack in cell.attacks
+        for rate in attack.tpr
+        if rate.refused and attack.group == "outlier"
+    }
+    items += [f"TPR on outliers alone: {reason}." for reason in sorted(refused)]
+    items.append(
+        "The intervals cover another draw of masks and seeds, not another data set or recipe."
+    )
+    return items
+
+
+def facts(findings: Findings) -> str:
+    """Versions, hardware, seeds, digest, query mode, loader and numeric plan."""
+    manifest = findings.manifest
+    data, numerics = _map(manifest, "data"), _map(manifest, "numerics")
+    left_out = data.get("left_out") or []
+    rows = {
+        "study": f"{findings.name}, digest {findings.digest}",
+        "models": f"{findings.models} an arm, {counted(findings.epochs, 'epoch')}, "
+        f"{findings.design} masks",
+        "seed": manifest.get("seed"),
+        "data": _data(data),
+        "left out of the pool": counted(len(left_out), "sample") if left_out else "none",
+        "data digest": data.get("digest"),
+        "loader": data.get("loader"),
+        "query mode": findings.query_mode,
+        "started": manifest.get("started"),
+        "executor": manifest.get("executor"),
+        "hardware": _pairs(_map(manifest, "hardware")),
+        "arithmetic": f"{numerics.get('device', '')} {numerics.get('isa', '')}".strip(),
+        "versions": _pairs(_map(manifest, "versions")),
+        "implementations": _pairs(_map(numerics, "kernels")),
+    }
+    items = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(str(told))}</dd>"
+        for name, told in rows.items()
+        if told not in (None, "")
+    )
+    return f"<dl>{items}</dl>"
+
+
+def _map(facts_: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = facts_.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _pairs(facts_: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {told}" for name, told in facts_.items())
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    if not data:
+        return ""
+    size = "×".join(str(n) for n in data.get("image", ()))
+    return (
+        f"{data.get('name')}: {data.get('pool', 0):,} samples in the pool, "
+        f"{data.get('population', 0):,} test images, {data.get('classes')} classes, {size}"
+    )
+
+
+GLOSSARY = {
+    "AUC": "the chance that the attack scores a random member above a random non-member; 0.5 is "
+    "guessing. A point is a hundredth.",
+    "TPR at an FPR": "the share of members found while at most that share of non-members is "
+    "accused. Not given where the non-members are too few to show such a rate.",
+    "online, offline": "the attack with, and without, shadow models trained on the sample.",
+    "mix": "the training pool with its share of outliers: samples with a wrong label (flipped) or "
+    "images of another set (ood), the same in all models.",
+    "arm": "one way to train; arms share masks, seeds and samples, so differences are paired.",
+    "IN, OUT": "samples the model trained on, and pool samples it did not.",
+    "memorization score": "share of models trained on the sample that predict its label, minus the "
+    "share of models not trained on it that do.",
+    "not decidable here": "the interval holds the claim's threshold: more models, not a better "
+    "reading, would decide.",
+}
+
+
+def reading(findings: Findings) -> str:
+    """A short glossary."""
+    del findings
+    items = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in GLOSSARY.items())
+    return f"<dl>{items}</dl>"
