@@ -147,7 +147,10 @@ def _checked(raw: readers.Splits, name: str, where: str) -> Dataset:
     if shape != test_shape:
         raise ValueError(f"{where}: train images are {_by(shape)}, test images {_by(test_shape)}")
     if name in SHAPES and shape != SHAPES[name]:
-        raise ValueError(f"{where}: images are {_by(shape)}, but {name} has {_by(SHAPES[name])}")
+        raise ValueError(
+            f"{where}: images are {_by(shape)}, but {name} has {_by(SHAPES[name])} "
+            "(data.name is 'npz' for a set of your own)"
+        )
     top = max(int(s.labels_N.max()) for s in (train, test))
     classes = CLASSES.get(name, top + 1)
     if top >= classes:
