@@ -44,7 +44,11 @@ def step(
                 f"sgd.step: {name} has {param.shape[0]} models, lr_M {lr_M.shape[0]}, "
                 f"weight_decay_M {weight_decay_M.shape[0]}"
             )
+    for name, param in params.items():
         fill = choose("sgd", "sgd", param.device.type, param.dtype)
+        if hasattr(fill, "together"):
+            fill.together(params, grads, momenta, lr_M, weight_decay_M, momentum, nesterov, decayed)
+            return
         apply = reference.sgd if fill is None else fill
         decay_M = weight_decay_M if decayed is None or name in decayed else None
         buffer = momenta[name] if momentum else None

@@ -1,0 +1,274 @@
+"""Compiled loops over activations: per-channel sums and per-channel affine maps.
+
+Channels-last, a model's elements are cut into tiles of whole pixels, so that the inner loop is
+long for any C and the constant of element j is constants[j]: per-channel values, repeated. Else
+the unit is a plane, one channel's image. Sums run in float32 over a block of samples and are
+gathered in float64. Code and order depend on one model's shape, never on the number of models.
+
+A loop that writes two arrays reads few others: beyond eight checks for overlap LLVM gives up
+vectorising.
+
+M models, N samples, C channels, P = H * W pixels.
+"""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import numpy as np
+
+from kernels._compiled.cpu import compiler
+
+kernel = compiler(__file__)
+
+LANES = 1024
+"""Elements of a tile, at most (but at least one pixel): slicing a tile costs some 20 ns."""
+BLOCK = 32768
+"""Elements of a block, about: 128 KB, so that a second reading comes from a near cache."""
+ZERO = np.float32(0)
+
+
+@kernel
+def lanes_of(channels, count):
+    """Elements of a tile for `count` elements: whole pixels, few enough to be worth repeating."""
+    return channels * max(1, min(LANES, count // 16) // channels)
+
+
+@kernel
+def _repeated(value_C, lanes):
+    out = np.empty(lanes, np.float32)
+    channels = value_C.size
+    for start in range(0, lanes, channels):
+        for c in range(channels):
+            out[start + c] = value_C[c]
+    return out
+
+
+@kernel
+def _gather(lane, total_C):
+    """Add lanes to the float64 sums of their channels, and clear them."""
+    channels = total_C.size
+    for start in range(0, lane.size, channels):
+        for c in range(channels):
+            total_C[c] += lane[start + c]
+    lane[:] = ZERO
+
+
+@kernel
+def _sum_tiles(x, lane):
+    for start in range(0, x.size, lane.size):
+        tile = x[start : start + lane.size]
+        for j in range(tile.size):
+            lane[j] += tile[j]
+
+
+@kernel
+def _square_tiles(x, mean, lane):
+    for start in range(0, x.size, lane.size):
+        tile = x[start : start + lane.size]
+        for j in range(tile.size):
+            away = tile[j] - mean[j]
+            lane[j] += away * away
+
+
+@kernel
+def _product_tiles(grad, x, mean, lane_1, lane_2):
+    for start in range(0, x.size, lane_1.size):
+        tile, slope = x[start : start + lane_1.size], grad[start : start + lane_1.size]
+        for j in range(tile.size):
+            lane_1[j] += slope[j]
+            lane_2[j] += slope[j] * (tile[j] - mean[j])
+
+
+@kernel
+def sums(x, channels, last, total_C):
+    """total_c += sum of x over a run of samples (float64)."""
+    if last:
+        lane = np.zeros(lanes_of(channels, x.size), np.float32)
+        _sum_tiles(x, lane)
+        _gather(lane, total_C)
+        return
+    pixels = x.size // channels if x.size else 0
+    for c in range(channels):
+        plane = x[c * pixels : (c + 1) * pixels]
+        total = ZERO
+        for j in range(plane.size):
+            total += plane[j]
+        total_C[c] += total
+
+
+@kernel
+def squares(x, mean_C, last, total_C):
+    """total_c += sum of (x - mean_c)² over a run of samples (float64)."""
+    channels = mean_C.size
+    if last:
+        lane = np.zeros(lanes_of(channels, x.size), np.float32)
+        _square_tiles(x, _repeated(mean_C, lane.size), lane)
+        _gather(lane, total_C)
+        return
+    pixels = x.size // channels
+    for c in range(channels):
+        plane = x[c * pixels : (c + 1) * pixels]
+        mean, total = mean_C[c], ZERO
+        for j in range(plane.size):
+            away = plane[j] - mean
+            total += away * away
+        total_C[c] += total
+
+
+@kernel
+def products(grad, x, mean_C, last, total_1_C, total_2_C):
+    """total_1_c += sum of grad, total_2_c += sum of grad (x - mean_c), over a run of samples."""
+    channels = mean_C.size
+    if last:
+        lanes = lanes_of(channels, x.size)
+        lane_1, lane_2 = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+        _product_tiles(grad, x, _repeated(mean_C, lanes), lane_1, lane_2)
+        _gather(lane_1, total_1_C)
+        _gather(lane_2, total_2_C)
+        return
+    pixels = x.size // channels
+    for c in range(channels):
+        plane, slope = x[c * pixels : (c + 1) * pixels], grad[c * pixels : (c + 1) * pixels]
+        mean, total_1, total_2 = mean_C[c], ZERO, ZERO
+        for j in range(plane.size):
+            total_1 += slope[j]
+            total_2 += slope[j] * (plane[j] - mean)
+        total_1_C[c] += total_1
+        total_2_C[c] += total_2
+
+
+@kernel
+def mask(grad, y, out):
+    """The gradient behind a ReLU: grad where y is above 0 (or NaN)."""
+    for j in range(out.size):
+        out[j] = ZERO if y[j] <= ZERO else grad[j]
+
+
+@kernel
+def floor_of(relu):
+    """What a ReLU cuts off: all up to 0, or nothing, since nothing is at most NaN."""
+    return ZERO if relu else np.float32(np.nan)
+
+
+@kernel
+def _map_tile(x, residual, mean, scale, shift, extra, floor, out):
+    if extra:
+        for j in range(out.size):
+            value = (x[j] - mean[j]) * scale[j] + shift[j] + residual[j]
+            out[j] = floor if value <= floor else value
+    else:
+        for j in range(out.size):
+            value = (x[j] - mean[j]) * scale[j] + shift[j]
+            out[j] = floor if value <= floor else value
+
+
+@kernel
+def _map_plane(x, residual, mean, scale, shift, extra, floor, out):
+    if extra:
+        for j in range(out.size):
+            value = (x[j] - mean) * scale + shift + residual[j]
+            out[j] = floor if value <= floor else value
+    else:
+        for j in range(out.size):
+            value = (x[j] - mean) * scale + shift
+            out[j] = floor if value <= floor else value
+
+
+@kernel
+def mapped(x, residual, mean_C, scale_C, shift_C, samples, last, extra, relu, out):
+    """out = relu((x - mean) scale + shift + residual) over samples; `extra`: with the residual."""
+    channels, floor = mean_C.size, floor_of(relu)
+    if last:
+        lanes = lanes_of(channels, x.size)
+        mean, scale = _repeated(mean_C, lanes), _repeated(scale_C, lanes)
+        shift = _repeated(shift_C, lanes)
+        for a in range(0, x.size, lanes):
+            b = a + lanes
+            _map_tile(x[a:b], residual[a:b], mean, scale, shift, extra, floor, out[a:b])
+        return
+    pixels = x.size // max(1, samples * channels)
+    for row in range(samples * channels):
+        c, a, b = row % channels, row * pixels, (row + 1) * pixels
+        rest = residual[a:b]
+        _map_plane(x[a:b], rest, mean_C[c], scale_C[c], shift_C[c], extra, floor, out[a:b])
+
+
+@kernel
+def _slope_tile(grad, y, x, mean, scale, along, shift, floor, out):
+    for j in range(out.size):
+        slope = ZERO if y[j] <= floor else grad[j]
+        out[j] = slope * scale[j] + (x[j] - mean[j]) * along[j] + shift[j]
+
+
+@kernel
+def _slope_plane(grad, y, x, mean, scale, along, shift, floor, out):
+    for j in range(out.size):
+        slope = ZERO if y[j] <= floor else grad[j]
+        out[j] = slope * scale + (x[j] - mean) * along + shift
+
+
+@kernel
+def sloped(grad, y, x, mean_C, scale_C, along_C, shift_C, samples, last, relu, out):
+    """out = grad scale + (x - mean) along + shift over samples; `relu`: grad masked by y."""
+    channels, floor = mean_C.size, floor_of(relu)
+    if last:
+        lanes = lanes_of(channels, x.size)
+        mean, scale = _repeated(mean_C, lanes), _repeated(scale_C, lanes)
+        along, shift = _repeated(along_C, lanes), _repeated(shift_C, lanes)
+        for a in range(0, x.size, lanes):
+            b = a + lanes
+            _slope_tile(grad[a:b], y[a:b], x[a:b], mean, scale, along, shift, floor, out[a:b])
+        return
+    pixels = x.size // max(1, samples * channels)
+    for row in range(samples * channels):
+        c, a, b = row % channels, row * pixels, (row + 1) * pixels
+        mean_c, scale_c, along_c, shift_c = mean_C[c], scale_C[c], along_C[c], shift_C[c]
+        _slope_plane(grad[a:b], y[a:b], x[a:b], mean_c, scale_c, along_c, shift_c, floor, out[a:b])
+
+
+@kernel
+def moments(x, samples, channels, last, mean_C, var_C):
+    """Mean and biased variance per channel: exact to float32 by blocks, merged as Chan et al. do.
+
+    Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing sample
+    variances (1979).
+    """
+    sample = x.size // max(1, samples)
+    block = max(1, BLOCK // max(1, sample)) if last else 1
+    mean, spread = np.zeros(channels), np.zeros(channels)
+    count = 0
+    near = np.empty(channels, np.float32)
+    for first in range(0, samples, block):
+        here = x[first * sample : (first + block) * sample]
+        rows = here.size // channels
+        total, square = np.zeros(channels), np.zeros(channels)
+        sums(here, channels, last, total)
+        for c in range(channels):
+            near[c] = total[c] / rows
+        squares(here, near, last, square)
+        share = rows / (count + rows)
+        for c in range(channels):
+            offset = total[c] / rows - near[c]
+            away = total[c] / rows - mean[c]
+            spread[c] += square[c] - rows * offset * offset + away * away * count * share
+            mean[c] += away * share
+        count += rows
+    for c in range(channels):
+        mean_C[c] = mean[c] / count * count
+        var_C[c] = max(spread[c], 0.0) / count
+
+
+@kernel
+def reduced(grad, y, x, mean_C, samples, last, relu, keep, masked, total_1_C, total_2_C):
+    """Sums of the masked gradient and of its product with x - mean; `keep`: write it to masked."""
+    sample = x.size // max(1, samples)
+    block = max(1, BLOCK // max(1, sample)) if last else 1
+    scratch = np.empty(block * sample if relu and not keep else 0, np.float32)
+    for first in range(0, samples, block):
+        a, b = first * sample, min(first + block, samples) * sample
+        slope = grad[a:b]
+        if relu:
+            masked_here = masked[a:b] if keep else scratch[: b - a]
+            mask(grad[a:b], y[a:b], masked_here)
+            slope = masked_here
+        elif keep:
+            masked[a:b] = slope
+        products(slope, x[a:b], mean_C, last, total_1_C, total_2_C)

@@ -1,0 +1,1 @@
+"""How loops for the CPU are compiled and cached."""
