@@ -46,8 +46,9 @@ def step(
             )
     for name, param in params.items():
         fill = choose("sgd", "sgd", param.device.type, param.dtype)
-        if hasattr(fill, "together"):
-            fill.together(params, grads, momenta, lr_M, weight_decay_M, momentum, nesterov, decayed)
+        together = getattr(fill, "together", None)
+        if together is not None:
+            together(params, grads, momenta, lr_M, weight_decay_M, momentum, nesterov, decayed)
             return
         apply = reference.sgd if fill is None else fill
         decay_M = weight_decay_M if decayed is None or name in decayed else None

@@ -32,14 +32,15 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 class _Driver:
     """Answers what the launcher asks a driver before it launches."""
 
-    def __init__(self, target):
-        self.target = target
+    def __init__(self, name):
+        self.target = TARGETS[name]
+        self.number = list(TARGETS).index(name)
 
     def get_current_target(self):
         return self.target
 
     def get_current_device(self):
-        return 0
+        return self.number
 
     def get_current_stream(self, device):
         return 0
@@ -71,7 +72,7 @@ def compiling(target_name):
             found.append(Compiled(self.fn.__name__, tuple(grid), kernel))
         return kernel
 
-    driver.set_active(_Driver(TARGETS[target_name]))
+    driver.set_active(_Driver(target_name))
     JITFunction.run = run
     try:
         yield found

@@ -116,7 +116,12 @@ class Tracer:
         names = inspect.getfullargspec(executor.fn).args
         kwargs = {k: v for k, v in kwargs.items() if k in names}
         bound = inspect.getcallargs(executor.fn, *args, **kwargs)
-        tensors = [(k, v) for k, v in bound.items() if isinstance(v, torch.Tensor)]
+        tensors = [
+            (name, tensor)
+            for name, value in bound.items()
+            for tensor in (value if isinstance(value, tuple) else (value,))
+            if isinstance(tensor, torch.Tensor)
+        ]
         self._map(tensors + self._extra)
         scope = _patch_lang(executor.fn)
         try:
