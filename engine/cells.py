@@ -4,14 +4,13 @@ M models, N samples, Q queries, T targets, A false-positive rates.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from attacks.exclusion import Exclusion, plan_exclusion
 from attacks.lira import LiraParameters
-from engine import wording
 from engine.findings import AttackFinding, CellFindings, RateAt, Roc
 from engine.measures import CellMeasures, measure, sample_groups
 from engine.scoring import GRID_A, MODES, CellScores, GroupScores, score_cell, shadow_counts
@@ -49,7 +48,7 @@ def analyse_cell(
         [tuple(position[m] for m in group) for group in deletion],
         study.attacks.level,
     )
-    scores = {
+    scores: dict[str, CellScores] = {
         mode: score_cell(
             cell.arrays["phi_NQ"] if phi is None else phi,
             plan,
@@ -131,20 +130,13 @@ def _attack_finding(study: Study, scores: CellScores, group: str, samples: int) 
 
 
 def _rate_at(found: GroupScores, column: int, alpha: float, level: float) -> RateAt:
-    fewest = int(found.non_members_T.min())
-    refused = ""
-    if fewest * alpha < 1:
-        refused = (
-            f"{fewest:,} non-members cannot show a false-positive rate of "
-            f"{wording.percent(alpha)}: that takes {int(np.ceil(1 / alpha)):,}"
-        )
     rate = found.tpr_A[column]
     return RateAt(
         alpha=alpha,
-        tpr=replace(rate, undefined=refused).estimate(level),
+        tpr=rate.estimate(level),
         realised_fpr=float(found.realised_fpr_TA[:, column].mean()),
-        non_members=fewest,
-        refused=refused,
+        non_members=int(found.non_members_T.min()),
+        refused=rate.undefined,
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings import CellFindings, Contrast, Curve, Estimate, Findings
-from engine.wording import NAMES, percent
+from engine.findings import GROUPS, CellFindings, Contrast, Curve, Estimate, Findings
+from engine.wording import NAMES, full, percent
 
 ARM_INKS = ("#0072b2", "#d55e00", "#00845a", "#aa3377", "#7a6a00", "#56606b")
 """Told apart with any common colour blindness, on white and (lightened) on black."""
@@ -75,7 +75,27 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
     return figure, axes
 
 
-_STYLE = {
+def panel_grid(panels: int, ratio: float) -> tuple[Figure, Any]:
+    """A figure with room for that many panels, three in a row, of height `ratio` of their width."""
+    columns = 2 if panels == 4 else min(panels, 3)
+    rows = -(-panels // columns)
+    width = 8 if columns > 1 else 4.6
+    figure, axes = new_figure(width, 0.4 + rows * width / columns * ratio, rows, columns)
+    for axis in axes.flat[panels:]:
+        axis.set_visible(False)
+    return figure, axes
+
+
+def label_outside(axes: Any, panels: int, x: str, y: str) -> None:
+    """Axis labels at the left of each row and under the lowest panel of each column."""
+    columns = axes.shape[1]
+    for row in axes:
+        row[0].set_ylabel(y)
+    for axis in axes.flat[max(0, panels - columns) : panels]:
+        axis.set_xlabel(x)
+
+
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "shadow-engine",
     "font.family": "sans-serif",
@@ -99,8 +119,6 @@ _STYLE = {
     "ytick.labelsize": 8.5,
     "text.color": INK,
     "figure.facecolor": PAPER,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
     "lines.linewidth": 1.6,
 }
 
@@ -124,7 +142,9 @@ def legend(figure: Figure, entries: Sequence[tuple[str, dict[str, Any]]]) -> Non
     rows = -(-len(handles) // LEGEND_COLUMNS)
     columns = -(-len(handles) // rows)
     by_column = [handle for start in range(columns) for handle in handles[start::columns]]
-    figure.legend(handles=by_column, loc="outside upper left", ncols=columns)
+    figure.legend(
+        handles=by_column, loc="outside upper left", ncols=columns, frameon=False, fontsize=9
+    )
 
 
 def title(axis: Axes, text: str) -> None:
@@ -148,47 +168,72 @@ def plot_curve(axis: Axes, curve: Curve, ink: str, line: Any, most: float | None
 
 
 def differences(findings: Findings) -> list[Drawing]:
-    """The paired AUC differences with their intervals, one row each."""
-    rows: list[tuple[str, Estimate]] = []
+    """The paired AUC differences with their intervals, one row each, the numbers at the right."""
+    rows: list[tuple[str, Estimate, float]] = []
     for contrast in findings.contrasts:
         rows += _difference_rows(findings, contrast)
-    rows = [(label, estimate) for label, estimate in rows if np.isfinite(estimate.value)]
+    rows = [row for row in rows if np.isfinite(row[1].value)]
     if not rows:
         return []
-    figure, axes = new_figure(8, 0.75 + 0.3 * len(rows))
+    figure, axes = new_figure(8, 0.75 + 0.28 * len(rows))
     axis = axes[0, 0]
-    for y, (label, estimate) in enumerate(reversed(rows)):
+    for y, (_, estimate, claimed) in enumerate(reversed(rows)):
         if estimate.interval.given:
             bounds = (100 * estimate.interval.low, 100 * estimate.interval.high)
             axis.plot(bounds, (y, y), color=INK, linewidth=1.6, solid_capstyle="butt")
         filled = INK if estimate.interval.given else PAPER
         axis.plot(100 * estimate.value, y, "o", color=INK, markerfacecolor=filled, markersize=5)
-        del label
+        if np.isfinite(claimed):
+            span = (y - 0.32, y + 0.32)
+            axis.plot((100 * claimed, 100 * claimed), span, color=MUTED, linewidth=1.4)
+        told = full(estimate, 1, 100, signed=True)
+        axis.annotate(
+            told,
+            (1.01, y),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8.5,
+            color=INK,
+        )
     axis.axvline(0, color=MUTED, linewidth=0.9)
-    axis.set_yticks(range(len(rows)), [label for label, _ in reversed(rows)])
+    axis.set_yticks(range(len(rows)), [label for label, _, _ in reversed(rows)])
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.grid(axis="y", visible=False)
     axis.spines["left"].set_visible(False)
-    axis.set_xlabel("difference in LiRA AUC, points (right of 0: the first arm leaks more)")
+    axis.set_xlabel("difference in AUC, points (right of 0: the first arm leaks more)")
+    caption = _differences_caption(findings, rows)
+    svg = to_svg(figure)
+    return [Drawing(name="differences", title="Who leaks more", caption=caption, svg=svg)]
+
+
+def _differences_caption(findings: Findings, rows: Sequence[tuple[str, Estimate, float]]) -> str:
     caption = (
-        f"Paired differences in LiRA's AUC with {percent(findings.level)} intervals: the same "
-        "masks, seeds and samples in both arms."
+        f"Paired differences in the AUC of online LiRA with {percent(findings.level)} intervals: "
+        "the same masks, seeds and samples in both arms."
     )
-    if not all(estimate.interval.given for _, estimate in rows):
+    if any(np.isfinite(claimed) for _, _, claimed in rows):
+        caption += " Upright bar: the difference that the source claims (C3)."
+    if not all(estimate.interval.given for _, estimate, _ in rows):
         caption += " An open dot has no interval."
-    return [
-        Drawing(name="differences", title="Who leaks more", caption=caption, svg=to_svg(figure))
-    ]
+    return caption
 
 
-def _difference_rows(findings: Findings, contrast: Contrast) -> list[tuple[str, Estimate]]:
+def _difference_rows(findings: Findings, contrast: Contrast) -> list[tuple[str, Estimate, float]]:
+    """(label, estimate, claimed difference or NaN) for each group of samples."""
     rows = []
     pair = f"{contrast.left} − {contrast.right}"
-    for group in ("all", "clean", "outlier"):
+    claimed = {
+        (row.mix, row.subject): row.measures[0].threshold
+        for row in findings.claims
+        if row.claim == "C3" and row.measures
+    }
+    for group in GROUPS:
         estimate = contrast.differences.get(f"auc/online/{group}")
         if estimate is not None:
-            rows.append((f"{pair}, {contrast.mix}, {NAMES[group]}", estimate))
+            named = f"{pair}, {contrast.mix}, {NAMES[group]}"
+            threshold = claimed.get((contrast.mix, pair), np.nan) if group == "all" else np.nan
+            rows.append((named, estimate, threshold))
     return rows
 
 
@@ -204,18 +249,10 @@ def roc(findings: Findings) -> list[Drawing]:
                 panels.append((f"{mix.name}: {NAMES[group]}", known))
     if not panels:
         return []
-    columns = min(len(panels), 3) if len(panels) != 4 else 2
-    rows = -(-len(panels) // columns)
-    width = 8 if columns > 1 else 4.6
-    figure, axes = new_figure(width, 0.4 + rows * (width / columns * 0.95), rows, columns)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
+    figure, axes = panel_grid(len(panels), 0.95)
     for axis, (name, known) in zip(axes.flat, panels, strict=False):
         _roc_panel(findings, axis, name, known)
-    for row in axes:
-        row[0].set_ylabel("true-positive rate")
-    for axis in axes.flat[max(0, len(panels) - columns) : len(panels)]:
-        axis.set_xlabel("false-positive rate")
+    label_outside(axes, len(panels), "false-positive rate", "true-positive rate")
     guess = ("guessing", {"color": MUTED, "linewidth": 1, "linestyle": LINES["test"]})
     legend(figure, [*arm_entries(findings, findings.arms), guess])
     caption = (

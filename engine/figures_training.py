@@ -11,14 +11,16 @@ from engine.figures import (
     Drawing,
     arm_entries,
     arm_ink,
+    label_outside,
     legend,
     new_figure,
+    panel_grid,
     plot_curve,
     title,
     to_svg,
 )
 from engine.findings import CellFindings, Findings, MixFacts
-from engine.wording import percent
+from engine.wording import NAMES, percent
 
 Axes = Any
 
@@ -93,32 +95,25 @@ def _epochs(axis: Axes, epochs: int) -> None:
 
 def memorization(findings: Findings) -> list[Drawing]:
     """Histograms of memorization scores, clean samples and outliers apart, arms by colour."""
-    rows = [
-        (mix, [c for c in findings.cells if c.mix == mix.name and c.memorization])
-        for mix in findings.mixes
-    ]
-    rows = [(mix, cells) for mix, cells in rows if cells]
-    if not rows:
+    panels = []
+    for mix in findings.mixes:
+        for kind in ("clean", "outlier"):
+            cells = [c for c in findings.cells if c.mix == mix.name and kind in c.memorization]
+            if cells:
+                panels.append((f"{mix.name}: {NAMES[kind]}", kind, cells))
+    if not panels:
         return []
-    columns = 2 if any(mix.outliers for mix, _ in rows) else 1
-    figure, axes = new_figure(4.2 * columns, 0.5 + 2.4 * len(rows), len(rows), columns)
-    for line, (mix, cells) in zip(axes, rows, strict=True):
-        for axis, kind in zip(line, ("clean", "outlier"), strict=False):
-            known = [(c, c.memorization[kind]) for c in cells if kind in c.memorization]
-            if not known:
-                axis.set_visible(False)
-                continue
-            for cell, histogram in known:
-                ink = arm_ink(findings, cell.arm)
-                axis.stairs(histogram.share_B, histogram.edges_B, color=ink, linewidth=1.6)
-                axis.axvline(histogram.mean, color=ink, linewidth=1, linestyle=LINES["test"])
-            named = "clean samples" if kind == "clean" else "outliers"
-            title(axis, f"{mix.name}: {named}")
-            axis.set_xlim(-1.03, 1.03)
-            axis.set_ylim(bottom=0)
-        line[0].set_ylabel("share of samples")
-    for axis in axes[-1]:
-        axis.set_xlabel("memorization score")
+    figure, axes = panel_grid(len(panels), 0.85)
+    for axis, (name, kind, cells) in zip(axes.flat, panels, strict=False):
+        for cell in cells:
+            histogram, ink = cell.memorization[kind], arm_ink(findings, cell.arm)
+            axis.stairs(histogram.share_B, histogram.edges_B, color=ink, linewidth=1.6)
+            axis.axvline(histogram.mean, color=ink, linewidth=1, linestyle=LINES["test"])
+        title(axis, name)
+        axis.set_xlim(-1.1, 1.1)
+        axis.set_xticks([-1, -0.5, 0, 0.5, 1])
+        axis.set_ylim(bottom=0)
+    label_outside(axes, len(panels), "memorization score", "share of samples")
     mean = ("mean", {"color": MUTED, "linewidth": 1, "linestyle": LINES["test"]})
     legend(figure, [*arm_entries(findings, findings.arms), mean])
     caption = (

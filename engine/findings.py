@@ -17,6 +17,8 @@ from attacks.types import Interval
 Floats = npt.NDArray[np.float64]
 
 GROUPS = ("all", "clean", "outlier")
+MOST_GROUPS = 32
+"""Groups of models that the attacks' jackknife deletes, at most: beyond, pairs are merged."""
 CURVE_GROUPS = ("clean_in", "clean_out", "outlier_in", "outlier_out", "population")
 """The groups of engine.probes' epoch curves, in their order."""
 

@@ -192,4 +192,4 @@ def _mean(values: npt.NDArray[Any]) -> float:
 
 def _loss(phi: npt.NDArray[np.floating]) -> Floats:
     """Cross-entropy softplus(-phi)."""
-    return np.logaddexp(0.0, -phi.astype(np.float64))
+    return np.logaddexp(0.0, -phi.astype(np.float64)).astype(np.float64)

@@ -1,5 +1,6 @@
 """The report's tables as HTML: numbers aligned, intervals beneath, a note for every dash."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -13,7 +14,7 @@ from engine.findings import (
     Findings,
     Measure,
 )
-from engine.wording import DASH, NAMES, counted, full, interval, number, percent
+from engine.wording import DASH, NAMES, counted, half_width, interval, number, percent
 
 
 @dataclass
@@ -75,7 +76,7 @@ def value(
     if estimate is None:
         return '<td class="n"></td>'
     shown = number(estimate.value * scale, digits, signed)
-    bounds = interval(estimate, digits, scale, signed)
+    bounds = half_width(estimate, digits, scale)
     beneath = f'<span class="ci">{bounds}</span>' if bounds else ""
     return f'<td class="n">{shown}{notes.mark(estimate.reason)}{beneath}</td>'
 
@@ -94,13 +95,14 @@ def cells(findings: Findings) -> str:
                 cell = findings.cell(mix.name, arm)
                 first = not i and group == GROUPS[0]
                 lead = f'<th scope="row">{escape(mix.name) if first else ""}</th>'
-                lead += f"<td>{'' if i else _group(findings, mix.name, group)}</td>"
-                lead += f"<td>{arm_name(findings, arm)}</td>"
+                lead += f"<td class='t'>{'' if i else _group(findings, mix.name, group)}</td>"
+                lead += f"<td class='t'>{arm_name(findings, arm)}</td>"
                 rest = _cell_row(notes, findings, cell, group)
                 rows.append(f"{_row_tag(first)}{lead}{rest}</tr>")
     caption = (
         "Means over models. IN: trained on by the model, OUT: left out of its training, both with "
-        "the label trained on; test: never used. AUC and TPR: online LiRA unless said otherwise."
+        "the label trained on; test: never used. TPR: online LiRA. ± is half the width of the "
+        f"{percent(findings.level)} interval."
     )
     return table(head, rows, caption, 3) + notes.html()
 
@@ -148,7 +150,7 @@ def contrasts(findings: Findings) -> str:
     for i, contrast in enumerate(findings.contrasts):
         first = not i or findings.contrasts[i - 1].mix != contrast.mix
         lead = f'<th scope="row">{escape(contrast.mix) if first else ""}</th>'
-        lead += f"<td>{_pair(findings, contrast)}</td>"
+        lead += f"<td class='t'>{_pair(findings, contrast)}</td>"
         numbers = "".join(
             value(notes, contrast.differences.get(name), digits, scale, signed=True)
             for name, _, digits, scale in columns
@@ -156,8 +158,9 @@ def contrasts(findings: Findings) -> str:
         rows.append(f"{_row_tag(first)}{lead}{numbers}</tr>")
     head = ["mix", "first minus second", *(label for _, label, _, _ in columns)]
     caption = (
-        "Paired differences, model by model (same masks, seeds and samples). Points: hundredths "
-        "of AUC, TPR or accuracy."
+        "Paired differences, model by model (same masks, seeds and samples), in points: hundredths "
+        "of AUC, TPR or accuracy; loss in nats. ± is half the width of the "
+        f"{percent(findings.level)} interval."
     )
     return table(head, rows, caption, 2) + notes.html() + _matched(findings)
 
@@ -165,18 +168,15 @@ def contrasts(findings: Findings) -> str:
 def _contrast_columns(findings: Findings) -> list[tuple[str, str, int, float]]:
     outliers = any(mix.outliers for mix in findings.mixes)
     groups = GROUPS if outliers else GROUPS[:1]
-    columns = [
-        (f"auc/online/{group}", f"AUC, {NAMES[group]}<br>points", 1, 100.0) for group in groups
-    ]
+    columns = [(f"auc/online/{group}", f"AUC<br>{NAMES[group]}", 1, 100.0) for group in groups]
     columns += [
-        (f"tpr@{a}/online/all", f"TPR at {percent(a)},<br>points", 1, 100.0)
-        for a in findings.alphas
+        (f"tpr@{a}/online/all", f"TPR at<br>{percent(a)} FPR", 1, 100.0) for a in findings.alphas
     ]
-    columns.append(("clean_in_accuracy", "accuracy, clean IN<br>points", 1, 100.0))
-    columns.append(("test_accuracy", "accuracy, test<br>points", 1, 100.0))
+    columns.append(("clean_in_accuracy", "accuracy<br>clean IN", 1, 100.0))
+    columns.append(("test_accuracy", "accuracy<br>test", 1, 100.0))
     if outliers:
-        columns.append(("outlier_gap", "outliers, accuracy<br>IN − OUT, points", 1, 100.0))
-    columns.append(("test_loss", "loss, test", 3, 1.0))
+        columns.append(("outlier_gap", "outliers<br>IN − OUT", 1, 100.0))
+    columns.append(("test_loss", "loss<br>test", 3, 1.0))
     return columns
 
 
@@ -199,7 +199,7 @@ def _matched(findings: Findings) -> str:
         assert matched is not None
         rows.append(
             f'<tr><th scope="row">{escape(contrast.mix)}</th>'
-            f"<td>{_pair(findings, contrast)}</td>"
+            f"<td class='t'>{_pair(findings, contrast)}</td>"
             f'<td class="n">{matched.epochs[0]} and {matched.epochs[1]}</td>'
             f'<td class="n">{number(matched.accuracy[0], 3)} and '
             f"{number(matched.accuracy[1], 3)}</td>"
@@ -244,12 +244,12 @@ def _claim_rows(row: ClaimRow, first: bool) -> str:
                 f"<td{span}>{escape(row.mix)}</td><td{span}>{escape(row.subject)}</td>"
             )
             tail = f"<td{span}>{_verdict(row)}</td>"
-        cls = "" if decides else ' class="quiet"'
+        cls = "" if decides else "quiet"
         what = escape(measure.what) + ("" if decides else " (beside)")
         claimed = _threshold(measure) if decides else ""
         parts.append(
-            f"{_row_tag(first and not i)}{lead}<td{cls}>{what}</td>"
-            f"<td{cls}>{measured(measure)}</td><td>{claimed}</td>{tail}</tr>"
+            f"{_row_tag(first and not i)}{lead}<td class='{cls}'>{what}</td>"
+            f"<td class='n {cls}'>{measured(measure)}</td><td class='t'>{claimed}</td>{tail}</tr>"
         )
     return "".join(parts)
 
@@ -262,11 +262,11 @@ def measured(measure: Measure) -> str:
         "epochs": (2, 1.0, "epochs"),
         "share": (1, 100.0, "%"),
     }[measure.unit]
-    return (
-        f"{full(estimate, digits, scale, signed)} {unit}"
-        if estimate.value == estimate.value
-        else DASH
-    )
+    if math.isnan(estimate.value):
+        return DASH
+    bounds = interval(estimate, digits, scale, signed)
+    beneath = f'<span class="ci">{bounds}</span>' if bounds else ""
+    return f"{number(estimate.value * scale, digits, signed)} {unit}{beneath}"
 
 
 def _threshold(measure: Measure) -> str:
@@ -307,7 +307,8 @@ def exclusions(findings: Findings) -> str:
         ]
         diverged = counted(len(cell.diverged), "model") if cell.diverged else "none"
         rows.append(
-            f'<tr><th scope="row">{escape(cell.mix)}</th><td>{arm_name(findings, cell.arm)}</td>'
+            f'<tr><th scope="row">{escape(cell.mix)}</th>'
+            f'<td class="t">{arm_name(findings, cell.arm)}</td>'
             f"<td>{diverged}</td><td>{reasons or 'none'} of {cell.entries:,}</td>"
             f'<td class="n">{sides[0]}</td><td class="n">{sides[1]}</td>'
             f'<td class="n">{undefined:,}</td></tr>'

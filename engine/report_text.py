@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from engine.findings import Findings
-from engine.wording import counted, main_pair, number, percent
+from engine.wording import counted, jackknifed, main_pair, number, percent
 
 FITTED = 0.99
 """Clean training accuracy from which on a net counts as trained to memorize."""
@@ -24,14 +24,14 @@ def context(findings: Findings) -> str:
         f"LiRA, online, {findings.variance.replace('_', ' ')} variance; "
         f"{counted(findings.models, 'shadow model')} an arm, {masks}; networks queried in "
         f"{findings.query_mode.replace('_', ' ')} mode. Intervals: {percent(findings.level)}, "
-        "leaving out one pair of models at a time (jackknife, t)."
+        f"{jackknifed(findings)}."
     )
 
 
 def care(findings: Findings) -> str:
     """What a careful reader should know before trusting the answer."""
     items = [*_care_models(findings), *_care_training(findings), *_care_attack(findings)]
-    return f'<ul class="care">{"".join(f"<li>{escape(item)}</li>" for item in items)}</ul>'
+    return f'<ul class="care quiet">{"".join(f"<li>{escape(item)}</li>" for item in items)}</ul>'
 
 
 def _care_models(findings: Findings) -> list[str]:
@@ -76,14 +76,20 @@ def _care_attack(findings: Findings) -> list[str]:
             "Networks were queried with the statistics of the query batch, which leaks the batch "
             "through batch norm: not comparable with eval mode."
         )
-    refused = {
-        rate.refused
-        for cell in findings.cells
-        for attack in cell.attacks
-        for rate in attack.tpr
-        if rate.refused and attack.group == "outlier"
-    }
-    items += [f"TPR on outliers alone: {reason}." for reason in sorted(refused)]
+    refused = sorted(
+        {
+            rate.alpha
+            for cell in findings.cells
+            for attack in cell.attacks
+            for rate in attack.tpr
+            if rate.refused and attack.group == "outlier"
+        }
+    )
+    if refused:
+        items.append(
+            f"TPR at {' and '.join(map(percent, refused))} FPR is not given for outliers alone: a "
+            "target has too few outliers that it did not train on."
+        )
     items.append(
         "The intervals cover another draw of masks and seeds, not another data set or recipe."
     )

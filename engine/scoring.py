@@ -3,6 +3,7 @@
 M models, N samples, Q queries, T targets, A false-positive rates, G deletion groups.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from attacks.exclusion import Exclusion
 from attacks.lira import LiraParameters, lira
 from attacks.metrics import tpr_at_fpr
 from attacks.types import AttackScores, Design, ScoreMatrix
-from engine.replicates import Replicated
+from engine.findings import MOST_GROUPS
+from engine.replicates import Replicated, undefined
+from engine.wording import percent
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -26,8 +29,6 @@ Mode = Literal["online", "offline"]
 MODES: tuple[Mode, ...] = ("online", "offline")
 GRID_A = np.logspace(-4, 0, 41)
 """The false-positive rates at which ROC curves are drawn."""
-MOST_GROUPS = 32
-"""Groups of models that the attacks' jackknife deletes, at most: beyond, pairs are merged."""
 MOST_THREADS = 8
 """Each holds a (targets, samples) matrix of scores."""
 
@@ -123,10 +124,17 @@ def _group_scores(
     here = set(models.tolist())
     counted = [r for r, gone in enumerate(evaluation.deletions) if here & set(gone)]
     replicates_RK = evaluation.replicates_RGK[counted, column]
+    fewest = int(evaluation.n_out_TG[models, column].min())
     means = [
         Replicated(value=float(evaluation.value_GK[column, k]), replicates_G=replicates_RK[:, k])
         for k in range(len(evaluation.metrics))
     ]
+    for k, alpha in enumerate(alphas):
+        if fewest * alpha < 1:
+            means[k + 1] = undefined(
+                f"fewer than {math.ceil(1 / alpha):,} non-members: they cannot show a "
+                f"false-positive rate of {percent(alpha)}"
+            )
     return GroupScores(
         auc_T=values_TK[:, 0],
         tpr_TA=values_TK[:, 1:],

@@ -2,7 +2,7 @@
 
 import math
 
-from engine.findings import Contrast, Estimate, Findings
+from engine.findings import MOST_GROUPS, Contrast, Estimate, Findings
 
 DASH = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -41,6 +41,13 @@ def interval(estimate: Estimate, digits: int, scale: float = 1, signed: bool = F
     return f"{number(low, digits, signed)} to {number(high, digits, signed)}"
 
 
+def half_width(estimate: Estimate, digits: int, scale: float = 1) -> str:
+    """Half the width of a symmetric interval, as "±0.003"; empty where there is none."""
+    if not estimate.interval.given:
+        return ""
+    return "±" + number((estimate.interval.high - estimate.interval.low) / 2 * scale, digits)
+
+
 def full(estimate: Estimate, digits: int, scale: float = 1, signed: bool = False) -> str:
     """Value and interval on one line."""
     value = number(estimate.value * scale, digits, signed)
@@ -63,6 +70,15 @@ def counted(count: int, one: str, many: str = "") -> str:
     ('1 model', '1,200 models')
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def jackknifed(findings: Findings) -> str:
+    """How the intervals come about."""
+    if findings.design != "paired":
+        return "leaving out one group of models at a time (jackknife, t)"
+    if findings.models > 2 * MOST_GROUPS:
+        return f"leaving out {MOST_GROUPS} groups of pairs of models in turn (jackknife, t)"
+    return "leaving out one pair of models at a time (jackknife, t)"
 
 
 def main_pair(findings: Findings) -> Contrast | None:
@@ -131,10 +147,13 @@ def headline(findings: Findings) -> str:
     if not verdicts:
         return "No claim is tested: the run compares no arms with and without batch norm."
     decided = [row for row in findings.claims if row.verdict != "not decidable here"]
-    stay = sum(row.after_holm for row in decided)
-    return (
-        f"Of {counted(len(verdicts), 'row')}, {verdicts.count('held')} held, "
-        f"{verdicts.count('not held')} not held and {verdicts.count('not decidable here')} not "
-        f"decidable here; with Holm's correction over the rows, {stay} of the {len(decided)} "
-        "decided stay decided."
+    counts = (
+        f"Of {counted(len(verdicts), 'claim row')}, {verdicts.count('held')} held, "
+        f"{verdicts.count('not held')} not held and {len(verdicts) - len(decided)} not "
+        "decidable here."
     )
+    if not decided:
+        return counts
+    stay = sum(row.after_holm for row in decided)
+    share = "all" if stay == len(decided) else f"{stay} of the {len(decided)}"
+    return f"{counts} Testing all rows together (Holm), {share} decided stay decided."
