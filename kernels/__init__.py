@@ -11,7 +11,7 @@ from kernels.affine import affine, relu
 from kernels.augment import augment, view
 from kernels.batch_norm import BatchNormOut, PenaltyForm, batch_norm
 from kernels.conv import conv2d
-from kernels.cross_entropy import cross_entropy
+from kernels.cross_entropy import cross_entropy, cross_entropy_phi
 from kernels.group_norm import group_norm
 from kernels.linear import linear
 from kernels.pool import avg_pool, global_avg_pool, max_pool
@@ -26,6 +26,7 @@ __all__ = [
     "batch_norm",
     "conv2d",
     "cross_entropy",
+    "cross_entropy_phi",
     "global_avg_pool",
     "group_norm",
     "linear",

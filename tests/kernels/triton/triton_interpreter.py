@@ -7,7 +7,8 @@ so the tests call it in a subprocess. What it mends (seen on triton 3.6 to 3.9):
   the cast from float32 (which truncates) are lifted to float32 and rounded to nearest even;
 - a masked load without `other` reads 0, where a GPU reads anything: here it reads NaN;
 - triton 3.6 cannot loop over a run-time bound with numpy 2.4 and later;
-- `torch.empty` is filled with NaN, so that an element nobody wrote is seen.
+- `torch.empty` is filled with NaN, so that an element nobody wrote is seen;
+- numpy warns of infinities, which a GPU does not.
 """
 
 import os
@@ -143,5 +144,6 @@ def prepare() -> None:
     _patch_arithmetic()
     _patch_masked_load()
     _patch_index()
+    np.seterr(all="ignore")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
