@@ -93,7 +93,7 @@ def cell_findings(
         arm=arm,
         models=len(broken_M),
         diverged=tuple(np.flatnonzero(broken_M).tolist()),
-        refused=online.refused,
+        refusals={mode: scores.refused for mode, scores in found.scores.items()},
         rates={name: rate.estimate(level) for name, rate in found.measures.rates.items()},
         attacks=tuple(attacks),
         excluded=online.excluded,

@@ -84,7 +84,7 @@ def models_needed(measure: Measure, models: int, level: float) -> int | None:
     >>> wide = Interval(low=-1, high=3, level=0.95, method="")
     >>> estimate = Estimate(value=1.0, interval=wide, standard_error=1.0, degrees=15)
     >>> models_needed(Measure(what="x", estimate=estimate, threshold=0.0), 32, 0.95)
-    130
+    128
     """
     estimate = measure.estimate
     distance = abs(estimate.value - measure.threshold)
@@ -103,7 +103,8 @@ def models_needed(measure: Measure, models: int, level: float) -> int | None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if open_at(middle) else (low, middle)
-    return math.ceil(high * per_group)
+    needed = math.ceil(high * per_group)
+    return needed if models == groups else needed + needed % 2
 
 
 def _p_value(measure: Measure) -> float:
@@ -164,7 +165,7 @@ def _contrast_rows(study: Study, mix: MixFacts, contrast: Contrast) -> list[Clai
         estimate = contrast.differences[name]
         return Measure(what=what, estimate=estimate, threshold=0.0, **options)  # type: ignore[arg-type]
 
-    faster = "epochs a clean training sample stays misclassified"
+    faster = "epochs until a clean sample fits"
     rows: dict[str, tuple[list[Measure], list[Measure]]] = {
         "C0": (
             [
@@ -176,17 +177,17 @@ def _contrast_rows(study: Study, mix: MixFacts, contrast: Contrast) -> list[Clai
     }
     auc = measured("auc/online/all", "AUC, all samples")
     if mix.outliers:
-        slower = "epochs an outlier trained on stays misclassified"
+        slower = "epochs until an outlier fits"
         rows["C1"] = (
             [
                 measured("outlier_unfit", slower, upward=False, unit="epochs"),
-                measured("outlier_gap", "accuracy on outliers, IN minus OUT"),
+                measured("outlier_gap", "outliers, accuracy IN − OUT"),
             ],
             [],
         )
         beside = [
             measured("auc/online/outlier", "AUC, outliers"),
-            measured("relative_auc/online/all", "AUC, all samples, relative", unit="share"),
+            measured("relative_auc/online/all", "AUC, relative", unit="share"),
         ]
         claimed = next((p for s, p in CLAIMED_POINTS.items() if abs(s - mix.share) < 1e-3), None)
         if claimed is None:
@@ -194,7 +195,7 @@ def _contrast_rows(study: Study, mix: MixFacts, contrast: Contrast) -> list[Clai
         else:
             rows["C3"] = ([replace(auc, threshold=claimed / 100)], beside)
     else:
-        relative = measured("relative_auc/online/all", "AUC, all samples, relative", unit="share")
+        relative = measured("relative_auc/online/all", "AUC, relative", unit="share")
         rows["C4"] = ([auc], [relative])
     subject = f"{contrast.left} − {contrast.right}"
     net = study.arms[contrast.left].net
@@ -205,7 +206,7 @@ def _contrast_rows(study: Study, mix: MixFacts, contrast: Contrast) -> list[Clai
 
 
 def _layers_row(study: Study, mix: MixFacts, cell: CellFindings) -> ClaimRow:
-    what = "share of layers after the last epoch, running σ"
+    what = "share of layers, last epoch, running σ"
     measure = Measure(what=what, estimate=cell.rates["gamma_share"], threshold=0.5, unit="share")
     net, models = study.arms[cell.arm].net, cell.models - len(cell.diverged)
     return _row(study, "C5", mix, net, cell.arm, [measure], [], models)

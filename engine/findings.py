@@ -132,8 +132,8 @@ class CellFindings:
     arm: str
     models: int
     diverged: tuple[int, ...]
-    refused: str
-    """Why the attack was refused; empty where it ran."""
+    refusals: Mapping[str, str]
+    """Why an attack mode was refused; empty text where it ran."""
     rates: Mapping[str, Estimate]
     attacks: tuple[AttackFinding, ...]
     excluded: Mapping[str, int]
@@ -145,6 +145,11 @@ class CellFindings:
     curves: Mapping[str, Curve]
     """Keys "accuracy/GROUP" and "loss/GROUP", and "train_loss"."""
     layers: LayerCurves | None
+
+    @property
+    def refused(self) -> str:
+        """Why the online attack was refused; empty where it ran."""
+        return self.refusals["online"]
 
     def attack(self, mode: str, group: str) -> AttackFinding | None:
         """The finding of that mode and group, if there is one."""

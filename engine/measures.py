@@ -183,7 +183,7 @@ def memorization_bins(per_side: int) -> Floats:
     step = 1 / max(per_side, 1)
     width = step * (2 * round((0.08 / step - 1) / 2) + 1) if step < 0.08 else step
     count = math.ceil((1 - width / 2) / width - 1e-9)
-    return (np.arange(-count, count + 2) - 0.5) * width
+    return np.arange(-count - 0.5, count + 1) * width
 
 
 def _mean(values: npt.NDArray[Any]) -> float:

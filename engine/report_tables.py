@@ -1,6 +1,5 @@
 """The report's tables as HTML: numbers aligned, intervals beneath, a note for every dash."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -51,14 +50,20 @@ def _row_tag(first: bool) -> str:
     return '<tr class="first">' if first else "<tr>"
 
 
-def table(head: Sequence[str], rows: Sequence[str], caption: str, numeric_from: int) -> str:
-    """A table that scrolls sideways on a narrow page; columns from `numeric_from` are numbers."""
+def table(
+    head: Sequence[str], rows: Sequence[str], caption: str, numeric: int | Sequence[int]
+) -> str:
+    """A table that scrolls sideways on a narrow page; `numeric`: which columns are numbers, or
+    from which one on.
+    """
+    if isinstance(numeric, int):
+        numeric = range(numeric, len(head))
     cells = "".join(
-        f'<th class="{"n" if i >= numeric_from else ""}" scope="col">{name}</th>'
+        f'<th class="{"n" if i in numeric else ""}" scope="col">{name}</th>'
         for i, name in enumerate(head)
     )
     return (
-        f'<div class="scroll"><table class="wide"><caption>{caption}</caption>'
+        f'<p class="quiet">{caption}</p><div class="scroll"><table class="wide">'
         f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -128,7 +133,7 @@ def _cell_row(notes: Notes, findings: Findings, cell: CellFindings, group: str) 
     for mode in ("online", "offline"):
         attack = cell.attack(mode, group)
         if attack is None:
-            parts.append(f'<td class="n">{DASH}{notes.mark(cell.refused)}</td>')
+            parts.append(f'<td class="n">{DASH}{notes.mark(cell.refusals[mode])}</td>')
         else:
             parts.append(value(notes, attack.auc, 3))
     attack = cell.attack("online", group)
@@ -222,13 +227,14 @@ def claims(findings: Findings) -> str:
     for i, row in enumerate(findings.claims):
         first = not i or findings.claims[i - 1].claim != row.claim
         rows.append(_claim_rows(row, first))
-    head = ["claim", "mix", "arms", "decided by", "estimate", "claimed", "verdict"]
+    head = ["claim", "mix", "arms", "measured", "estimate", "interval", "claimed", "verdict"]
+    numeric = (4, 5)
     caption = (
         f"Held: the {percent(findings.level)} interval of every deciding number lies wholly on the "
-        "claimed side. Not held: wholly on the other. Claims as this project states them, after "
-        "the abstract of arXiv 2605.24420, not the paper's own numbers."
+        "claimed side. Not held: wholly on the other. Grey rows stand beside and decide nothing. "
+        "The claims are this project’s reading of arXiv 2605.24420’s abstract."
     )
-    return headline + table(head, rows, caption, 7)
+    return headline + table(head, rows, caption, numeric)
 
 
 def _claim_rows(row: ClaimRow, first: bool) -> str:
@@ -240,33 +246,31 @@ def _claim_rows(row: ClaimRow, first: bool) -> str:
         lead = tail = ""
         if not i:
             lead = (
-                f'<th scope="row"{span} style="white-space:normal;min-width:11rem">{name}</th>'
-                f"<td{span}>{escape(row.mix)}</td><td{span}>{escape(row.subject)}</td>"
+                f'<th scope="row" class="claim"{span}>{name}</th><td{span}>{escape(row.mix)}</td>'
+                f'<td class="t"{span}>{escape(row.subject)}</td>'
             )
             tail = f"<td{span}>{_verdict(row)}</td>"
         cls = "" if decides else "quiet"
-        what = escape(measure.what) + ("" if decides else " (beside)")
-        claimed = _threshold(measure) if decides else ""
+        estimate, bounds = measured(measure)
         parts.append(
-            f"{_row_tag(first and not i)}{lead}<td class='{cls}'>{what}</td>"
-            f"<td class='n {cls}'>{measured(measure)}</td><td class='t'>{claimed}</td>{tail}</tr>"
+            f"{_row_tag(first and not i)}{lead}<td class='{cls}'>{escape(measure.what)}</td>"
+            f"<td class='n {cls}'>{estimate}</td><td class='n {cls}'>{bounds}</td>"
+            f"<td class='t'>{_threshold(measure) if decides else ''}</td>{tail}</tr>"
         )
     return "".join(parts)
 
 
-def measured(measure: Measure) -> str:
-    """A claim's number in its unit."""
+def measured(measure: Measure) -> tuple[str, str]:
+    """A claim's number in its unit, and its interval."""
     estimate, signed = measure.estimate, measure.threshold == 0 or measure.unit == "points"
     digits, scale, unit = {
-        "points": (1, 100.0, "points"),
-        "epochs": (2, 1.0, "epochs"),
-        "share": (1, 100.0, "%"),
+        "points": (1, 100.0, " points"),
+        "epochs": (2, 1.0, " epochs"),
+        "share": (1, 100.0, " %"),
     }[measure.unit]
-    if math.isnan(estimate.value):
-        return DASH
+    value = number(estimate.value * scale, digits, signed)
     bounds = interval(estimate, digits, scale, signed)
-    beneath = f'<span class="ci">{bounds}</span>' if bounds else ""
-    return f"{number(estimate.value * scale, digits, signed)} {unit}{beneath}"
+    return (value if value == DASH else value + unit, bounds or DASH)
 
 
 def _threshold(measure: Measure) -> str:

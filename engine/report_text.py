@@ -157,6 +157,8 @@ GLOSSARY = {
     "IN, OUT": "samples the model trained on, and pool samples it did not.",
     "memorization score": "share of models trained on the sample that predict its label, minus the "
     "share of models not trained on it that do.",
+    "epochs until a sample fits": "how many epochs a sample that the model trained on stays "
+    "misclassified, on average over the probe set; at most all of them.",
     "not decidable here": "the interval holds the claim's threshold: more models, not a better "
     "reading, would decide.",
 }
