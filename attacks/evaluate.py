@@ -10,7 +10,7 @@ paired difference of two arms is the jackknife of the differences of their repli
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -134,6 +134,8 @@ def evaluate(
             f"group '{name}' is not a bool mask over the {matrix.samples} samples",
         )
     plan = plan_exclusion(matrix.keep_MN, matrix.design)
+    if plan.opposite_M.any():
+        plan = replace(plan, scores_MNQ=matrix.scores_MNQ)
     require(bool(groups), "evaluate needs one group of samples at least")
     masks, rates = np.stack(list(groups.values())), tuple(alphas)
     everyone = np.arange(matrix.models, dtype=np.int64)

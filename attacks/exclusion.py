@@ -11,8 +11,13 @@ fixed by design: if t is IN, one IN model fewer remains. Three rules undo that e
 
 A mask may mix them: models with a complement are paired, and the rest is "balanced" when its
 column sums are all equal (two models at least), else left out alone; an odd last model of a paired
-study is such a rest. Nothing here depends on the position of a model or a sample: hashes are
-refinements of the mask's own structure (row overlaps, then member sets), equal under reordering.
+study is such a rest.
+
+The hash draws uniformly, for each target and sample, among the models of the opposite side: a
+favourite among them would stay on one side more often when the target is a member, and models that
+differ in level would tell. Nothing depends on the position of a model or a sample: models and
+samples are known by the mask's own structure (row overlaps, then member sets), and samples with
+equal members by how the models rank on them.
 """
 
 import hashlib
@@ -27,6 +32,7 @@ from attacks.types import Array, Bools, Design, Ints, choose, mask_of, require
 
 Words = npt.NDArray[np.uint64]
 _COLUMNS = 1 << 14
+_ATTEMPTS = 64
 
 
 def _mixed(words: Words) -> Words:
@@ -55,12 +61,14 @@ class Exclusion:
     order_M: a canonical order of the models, the same for any order they came in.
     partner_M: index of the model's complement, or -1.
     opposite_M: True where, sample by sample, one model of the opposite side is left out as well.
+    scores_MNQ: tells samples with equal members apart; without it they share their choice.
     """
 
     keep_MN: Bools
     order_M: Ints
     partner_M: Ints
     opposite_M: Bools
+    scores_MNQ: Array | None = None
 
     @property
     def design(self) -> str:
@@ -74,38 +82,65 @@ class Exclusion:
         return "bernoulli" if alone.all() else "mixed"
 
     @cached_property
-    def _rest(self) -> tuple[Ints, Words, Words]:
-        """The models under the opposite rule in canonical order, their colours, sample colours."""
+    def _rest(self) -> tuple[Ints, Words]:
+        """The models under the opposite rule in an order of their colours, and those colours."""
         rest = self.order_M[self.opposite_M[self.order_M]]
-        rows, columns = _colours(self.keep_MN[rest])
-        return rest, rows, columns
+        rows = _row_colours(self.keep_MN[rest])
+        order = np.argsort(rows, kind="stable")
+        return rest[order], rows[order]
+
+    @cached_property
+    def _samples(self) -> Words:
+        """One hash a sample, of its members and of how the models rank on it."""
+        rest, rows = self._rest
+        words = np.zeros(self.keep_MN.shape[1], dtype=np.uint64)
+        for row, colour in zip(self.keep_MN[rest], _mixed(rows), strict=True):
+            words += np.where(row, colour, np.uint64(0))
+        if self.scores_MNQ is not None:
+            for start in range(0, words.size, _COLUMNS):
+                block = slice(start, start + _COLUMNS)
+                phi = [self.scores_MNQ[m, block].mean(axis=-1, dtype=np.float64) for m in rest]
+                ranking = np.argsort(np.stack(phi), axis=0, kind="stable")
+                for place, chosen in enumerate(ranking):
+                    words[block] += _mixed(rows[chosen] + np.uint64(place + 1))
+        return _mixed(words)
+
+    @cached_property
+    def _by_side(self) -> tuple[npt.NDArray[np.int32], int]:
+        """For each sample the places in `_rest` of its IN models, then its OUT ones; IN count."""
+        keep = self.keep_MN[self._rest[0]]
+        places = np.empty(keep.shape, dtype=np.int32)
+        for start in range(0, keep.shape[1], _COLUMNS):
+            block = slice(start, start + _COLUMNS)
+            places[:, block] = np.argsort(~keep[:, block], axis=0, kind="stable")
+        return places, int(keep[:, 0].sum())
 
     def opposite(self, target: int, start: int, stop: int, alive_M: Bools) -> Ints:
         """For samples start to stop, the model of the side opposite to the target's to leave out.
 
-        Only models alive are chosen; -1 where there is none. Shape (stop - start,).
+        Drawn uniformly, by hash, among the models alive; -1 where there is none. A model that is no
+        longer alive changes the choice only where it was chosen. Shape (stop - start,).
         """
-        rest, rows, columns = self._rest
-        own = rows[np.flatnonzero(rest == target)[0]]
-        usable = alive_M[rest] & (rest != target)
-        candidates, colours = rest[usable], rows[usable]
+        rest, rows = self._rest
+        places, members = self._by_side
+        inside = self.keep_MN[target, start:stop]
+        first = np.where(inside, members, 0)
+        count = np.where(inside, rest.size - members, members)
+        base = _mixed(self._samples[start:stop] ^ _mixed(rows[rest == target][:1]))
         found = np.full(stop - start, -1, dtype=np.int64)
-        if not candidates.size:
-            return found
-        keys = _mixed(colours ^ _mixed(own[None]))
-        ring = np.argsort(keys, kind="stable")
-        candidates, keys = candidates[ring], keys[ring]
-        at = np.searchsorted(keys, _mixed(columns[start:stop] + _mixed(own[None] + np.uint64(1))))
-        open_ = np.arange(stop - start)
-        side = self.keep_MN[target, start:stop]
-        for _ in range(candidates.size):
-            chosen = candidates[at[open_] % candidates.size]
-            hit = self.keep_MN[chosen, start + open_] != side[open_]
+        open_ = np.flatnonzero(count > 0)
+        for attempt in range(_ATTEMPTS):
+            drawn = _mixed(base[open_] + np.uint64(attempt)) % count[open_].astype(np.uint64)
+            chosen = rest[places[first[open_] + drawn.astype(np.int64), start + open_]]
+            hit = alive_M[chosen]
             found[open_[hit]] = chosen[hit]
             open_ = open_[~hit]
             if not open_.size:
-                break
-            at[open_] += 1
+                return found
+        for n in open_.tolist():
+            side = rest[places[first[n] : first[n] + count[n], start + n]]
+            stays = side[alive_M[side]]
+            found[n] = stays[0] if stays.size else -1
         return found
 
     def deletion_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -123,14 +158,14 @@ class Exclusion:
             groups.append((m,) if partner < 0 else (m, partner))
             seen.update(groups[-1])
         if self.opposite_M.any():
-            rest, rows, _ = self._rest
+            rest, rows = self._rest
             shuffled = rest[np.argsort(_mixed(rows), kind="stable")].tolist()
             groups += [tuple(shuffled[i : i + 2]) for i in range(0, len(shuffled), 2)]
         return tuple(groups)
 
 
-def _colours(keep_RN: Bools) -> tuple[Words, Words]:
-    """Hashes of rows and columns that follow any reordering of either."""
+def _row_colours(keep_RN: Bools) -> Words:
+    """Hashes of rows that follow any reordering of rows and do not see one of columns."""
     count, samples = keep_RN.shape
     overlap = np.zeros((count, count), dtype=np.float64)
     for start in range(0, samples, _COLUMNS):
@@ -138,11 +173,7 @@ def _colours(keep_RN: Bools) -> tuple[Words, Words]:
         overlap += part @ part.T
     hashed = _mixed(overlap.astype(np.uint64))
     rows = _mixed(hashed.sum(axis=1) ^ _mixed(np.diagonal(hashed)))
-    rows = _mixed((_mixed(hashed + rows[None, :])).sum(axis=1) ^ rows)
-    columns = np.zeros(samples, dtype=np.uint64)
-    for row, colour in zip(keep_RN, rows, strict=True):
-        columns += np.where(row, _mixed(colour[None])[0], np.uint64(0))
-    return rows, _mixed(columns)
+    return _mixed((_mixed(hashed + rows[None, :])).sum(axis=1) ^ rows)
 
 
 def plan_exclusion(
@@ -193,4 +224,10 @@ def plan_exclusion(
     if design == "balanced":
         require(constant, "the mask is not balanced: samples differ in their number of members")
     opposite = rest & constant & (design in ("auto", "balanced"))
-    return Exclusion(keep_MN=keep, order_M=order, partner_M=partner, opposite_M=opposite)
+    return Exclusion(
+        keep_MN=keep,
+        order_M=order,
+        partner_M=partner,
+        opposite_M=opposite,
+        scores_MNQ=scores_MNQ if opposite.any() else None,
+    )

@@ -6,6 +6,7 @@ small, and an entry that loses more than six digits in the subtraction is summed
 summed in a canonical order: reordering them changes no bit of the result.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from attacks.exclusion import Exclusion, plan_exclusion
-from attacks.types import Array, Bools, Floats, Ints, ScoreMatrix, require, resolve_targets
+from attacks.types import (
+    Array,
+    AttackScores,
+    Bools,
+    Codes,
+    Excluded,
+    Floats,
+    Ints,
+    ScoreMatrix,
+    require,
+    resolve_targets,
+)
 
 Targets = ScoreMatrix | npt.ArrayLike | None
 _BLOCK_BYTES = 1 << 24
@@ -56,7 +68,10 @@ class Problem:
         self.alive_A: Bools = np.zeros(keep.shape[0], dtype=np.bool_)
         self.alive_A[alive] = True
         if plan is None:
-            plan = plan_exclusion(keep, matrix.design, None if self.separate else matrix.scores_MNQ)
+            scores = matrix.scores_MNQ
+            if self.separate is not None:
+                scores = np.concatenate([scores, self.separate.scores_MNQ])
+            plan = plan_exclusion(keep, matrix.design, scores)
         require(plan.keep_MN.shape == keep.shape, "the exclusion plan is of another mask")
         self.plan = plan
         if self.separate is not None:
@@ -69,6 +84,13 @@ class Problem:
         self.shadows_S: Ints = plan.order_M[self.alive_A[plan.order_M]]
         self.row_A = np.full(keep.shape[0], -1, dtype=np.int64)
         self.row_A[self.shadows_S] = np.arange(self.shadows_S.size)
+
+    def only(self, target: int) -> "Problem":
+        """The same problem with one of its targets."""
+        one = copy.copy(self)
+        chosen = self.targets_T == target
+        one.targets_T, one.names_T = self.targets_T[chosen], self.names_T[chosen]
+        return one
 
     @property
     def membership_TN(self) -> Bools:
@@ -304,3 +326,37 @@ class LeftOut:
             mean = np.where(here, x, 0.0).sum(axis=0) / count
             mean_B[at] = mean
             squares_B[at] = np.where(here, (x - mean) ** 2, 0.0).sum(axis=0)
+
+
+def attack_scores(problem: Problem, sums_TN: Floats, codes_TN: Codes) -> AttackScores:
+    """Means over queries from their sums, NaN where a reason code says so or none is finite.
+
+    Both arrays are changed in place.
+    """
+    for row, code in zip(sums_TN, codes_TN, strict=True):
+        if problem.matrix.queries > 1:
+            row /= problem.matrix.queries
+        code[(code == 0) & ~np.isfinite(row)] = Excluded.SCORE_NOT_FINITE
+        row[code > 0] = np.nan
+    return AttackScores(
+        scores_TN=sums_TN,
+        membership_TN=problem.membership_TN,
+        excluded_TN=codes_TN,
+        targets_T=problem.names_T,
+    )
+
+
+def enter(codes_B: Codes, code: Excluded, where_B: Bools) -> None:
+    """Give a reason to samples that have none yet, or one of a higher code."""
+    codes_B[where_B & ((codes_B == 0) | (codes_B > code))] = code
+
+
+def need_models(problem: Problem, codes_TN: Codes, attack: str) -> None:
+    """Raise ValueError when some target has no sample with the models that the attack needs."""
+    empty = np.isin(codes_TN, (Excluded.NO_IN, Excluded.NO_OUT)).all(axis=1)
+    if empty.any():
+        raise ValueError(
+            f"{attack} finds no sample with IN and OUT models once target "
+            f"{int(problem.names_T[int(empty.argmax())])} and its complement are left out of "
+            f"{problem.shadows_S.size} models: train at least four"
+        )

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from attacks.exclusion import Exclusion
-from attacks.leave_out import Block, LeftOut, Moments, Problem, Targets
+from attacks.leave_out import Block, LeftOut, Moments, Problem, Targets, attack_scores, enter
 from attacks.types import AttackScores, Bools, Codes, Excluded, Floats, ScoreMatrix, choose, require
 
 SPREAD_FLOOR = 1e-6
@@ -79,12 +79,7 @@ def lira(
     with np.errstate(all="ignore"):
         spreads = None if parameters.variance == "per_example" else _spreads(problem, parameters)
         scores, codes = _scores(problem, parameters, spreads)
-    return AttackScores(
-        scores_TN=scores,
-        membership_TN=problem.membership_TN,
-        excluded_TN=codes,
-        targets_T=problem.names_T,
-    )
+    return attack_scores(problem, scores, codes)
 
 
 @dataclass(frozen=True)
@@ -160,18 +155,13 @@ def _scores(
                 scores[i, here] += ratio
     if spreads is None:
         _refuse(problem, np.asarray(np.isin(codes, _FEW).all(axis=1)), "IN and OUT")
-    for row, code in zip(scores, codes, strict=True):
-        if queries > 1:
-            row /= queries
-        code[(code == 0) & ~np.isfinite(row)] = Excluded.SCORE_NOT_FINITE
-        row[code > 0] = np.nan
     return scores, codes
 
 
 def _log_ratio(
     left: LeftOut, parameters: LiraParameters, pooled: tuple[float, float], codes_B: Codes
 ) -> Floats:
-    """One query's log-ratio; reason codes are entered where no earlier one stands."""
+    """One query's log-ratio; reason codes are entered, the smallest of several staying."""
     spread = parameters.variance in ("per_example", "shrunk")
     out = left.side(False, spread=spread)
     into = left.side(True, spread=spread) if parameters.online else None
@@ -185,7 +175,7 @@ def _log_ratio(
             if parameters.variance == "per_example":
                 first.append((one, side.count_B == 1))
     for code, where in first:
-        codes_B[where & (codes_B == 0)] = code
+        enter(codes_B, code, where)
     if into is not None:
         ratio = _log_density(left.own_B, into, parameters, pooled[0])
         ratio -= _log_density(left.own_B, out, parameters, pooled[1])

@@ -33,7 +33,7 @@ def choose(what: str, given: str, known: tuple[str, ...]) -> None:
 
 
 class Excluded(IntEnum):
-    """Why a sample has no attack score for a target; 0 means it has one."""
+    """Why a sample has no attack score for a target; 0 means it has one, the smallest code wins."""
 
     USED = 0
     TARGET_NOT_FINITE = 1
@@ -42,6 +42,7 @@ class Excluded(IntEnum):
     ONE_IN = 4
     ONE_OUT = 5
     SCORE_NOT_FINITE = 6
+    POPULATION_NOT_FINITE = 7
 
 
 def mask_of(keep_MN: Array, name: str = "keep_MN") -> Bools:
