@@ -19,15 +19,17 @@ Matrix libraries may round differently on differently aligned operands: with eve
 on a cache line, model m sees the same alignment alone and in any slot.
 """
 
-CHANNELS_LAST_FROM = 16
-"""On a CPU, activations with at least this many channels (a multiple of 8) are channels-last."""
+CHANNELS_LAST_FROM = 12
+"""On a CPU, activations with at least this many channels are channels-last, and RGB images."""
 
 
 def channels_last(device: torch.device, channels: int) -> bool:
-    """Whether activations of that many channels are kept channels-last on a device."""
-    if device.type != "cpu":
-        return True
-    return channels >= CHANNELS_LAST_FROM and channels % 8 == 0
+    """Whether activations of that many channels are kept channels-last on a device.
+
+    On a CPU oneDNN's convolutions are up to twice as fast so from 12 channels on, and for images
+    of 3 channels; with 1 and 6 channels (LeNet) planes are faster.
+    """
+    return device.type != "cpu" or channels == 3 or channels >= CHANNELS_LAST_FROM
 
 
 def activation_strides(device: torch.device, shape: Sequence[int]) -> tuple[int, ...]:

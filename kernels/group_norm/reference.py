@@ -11,6 +11,10 @@ def _per_channel(value_C: Tensor) -> Tensor:
     return value_C[:, None, None]
 
 
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups * x.shape[2] * x.shape[3])
+
+
 def group_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -21,7 +25,7 @@ def group_norm(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, and the mean and sigma of every sample's groups."""
-    grouped = x.reshape(x.shape[0], groups, -1).to(torch.promote_types(x.dtype, torch.float32))
+    grouped = _grouped(x, groups).to(torch.promote_types(x.dtype, torch.float32))
     mean_NG = grouped.mean(2)
     centred = grouped - mean_NG[:, :, None]
     sigma_NG = (centred.square().mean(2) + eps).sqrt()
@@ -54,7 +58,7 @@ def group_norm_backward(
     """
     grad = grad_y if y is None else torch.where(y <= 0, 0, grad_y)
     grad = grad.to(mean_NG.dtype)
-    grouped = x.reshape(x.shape[0], groups, -1)
+    grouped = _grouped(x, groups)
     normal = (grouped - mean_NG[:, :, None]) / sigma_NG[:, :, None]
     scaled = grad if weight is None else grad * _per_channel(weight)
     scaled = scaled.reshape(normal.shape)

@@ -10,11 +10,13 @@ M models, N samples, C channels.
 import numpy as np
 from torch import Tensor
 
+from kernels._channels import cpu as channels
 from kernels._channels import flat
+from kernels._channels.cpu import sums
 from kernels._compiled.cpu import compiler
 from kernels._layout import as_activation, channels_last
 
-kernel = compiler(__file__)
+kernel = compiler(__file__, channels.__file__)
 ZERO = np.float32(0)
 
 
@@ -53,6 +55,14 @@ def avg_pool_backward(
     """Fill the gradient of x: each window's shared evenly."""
     grad = as_activation(grad)
     avg_pool_backward_stack(*flat(grad), *flat(out[0]), out[0].shape[0], *_planes(out[0]), size)
+
+
+def global_avg_pool(out: tuple[Tensor, ...], x: Tensor) -> None:
+    """Fill the mean of each channel's image."""
+    x = as_activation(x)
+    models, samples, width = x.shape[:3]
+    last = channels_last(x.device, width)
+    global_avg_pool_stack(*flat(x), *flat(out[0]), models, samples, width, last, x[0].numel())
 
 
 @kernel
@@ -167,3 +177,17 @@ def avg_pool_backward_stack(
             for j in range(columns * size):
                 for c in range(inner):
                     dx[j * inner + c] = grad_all[at + j // size * inner + c] * share
+
+
+@kernel
+def global_avg_pool_stack(x_all, x_pitch, y_all, y_pitch, models, samples, width, last, count):
+    """Sums per channel of every sample, times the share."""
+    sample = count // max(1, samples)
+    share = width / max(1, sample)
+    for m in range(models):
+        for n in range(samples):
+            total_C = np.zeros(width)
+            start = m * x_pitch + n * sample
+            sums(x_all[start : start + sample], width, last, total_C)
+            for c in range(width):
+                y_all[m * y_pitch + n * width + c] = total_C[c] * share
