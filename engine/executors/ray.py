@@ -17,7 +17,7 @@ from engine.executors.base import Job, OnProgress, OnResult, Stack, Watch
 from engine.executors.ray_check import checked
 from engine.executors.ray_cluster import Where, connected, in_job
 from engine.executors.ray_interrupt import Interrupts
-from engine.executors.ray_ledger import Ledger, Policy, Shard, describe
+from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign, describe
 from engine.executors.ray_worker import (
     Board,
     Order,
@@ -25,6 +25,7 @@ from engine.executors.ray_worker import (
     Train,
     TrainStack,
     WrongMachine,
+    put_down,
     train_order,
 )
 from engine.plan import ModelResult
@@ -32,6 +33,7 @@ from engine.study import Study
 
 __all__ = ["RayExecutor", "RayPlace", "Where", "opened"]
 
+NODE = "ray.io/node-id"
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 """Between looks at signs of life and at the cluster's nodes."""
@@ -258,6 +260,7 @@ class _Session:
         for number, reason in self._ledger.suspects(now, self._alive, free).items():
             self._ledger.abandon(number, reason)
             self._cancel(number)
+            self._put_down(self._ledger.attempts[number].sign)
         return moved
 
     def _see_nodes(self) -> None:
@@ -266,12 +269,18 @@ class _Session:
 
     def _keep_off(self) -> dict[str, str]:
         avoided = self._ledger.avoided & set(self._alive)
-        return {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
+        return {NODE: f"!in({','.join(sorted(avoided))})"} if avoided else {}
 
     def _cancel(self, number: int) -> None:
         for reference, known in self._numbers.items():
             if known == number:
                 self._ray.cancel(reference, force=True)
+
+    def _put_down(self, sign: Sign | None) -> None:
+        """A frozen process hears no cancelling: have it killed, so that its place is free."""
+        if sign is not None and sign.node in self._alive:
+            pinned = {"num_cpus": 0, "max_retries": 0, "label_selector": {NODE: sign.node}}
+            self._ray.remote(put_down).options(**pinned).remote(sign.pid)
 
     def end(self) -> None:
         """Stop what still runs; nobody waits for it."""
@@ -295,7 +304,7 @@ def _task(job: Job, order: Order, board: Any) -> Any:
 def _board(ray: Any) -> Any:
     """On the driver's own node, so that it is lost only with the driver."""
     here = ray.get_runtime_context().get_node_id()
-    options = {"num_cpus": 0, "max_restarts": 3, "label_selector": {"ray.io/node-id": here}}
+    options = {"num_cpus": 0, "max_restarts": 3, "label_selector": {NODE: here}}
     return ray.remote(Board).options(**options).remote()
 
 

@@ -159,7 +159,7 @@ def _attach(address: str, *, insecure: bool) -> Any:
 def _gcs_address(address: str) -> str:
     if address == "auto":
         found = os.environ.get("RAY_ADDRESS", "")
-        current = Path("/tmp/ray/ray_current_cluster")
+        current = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
         if not found and current.is_file():
             found = current.read_text().strip()
         if not found:

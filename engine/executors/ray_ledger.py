@@ -18,7 +18,8 @@ class Policy:
     """How much patience a fault gets.
 
     retries: how often a shard is trained again after its worker or node was lost.
-    silence: seconds without a sign of life after which a running shard is given up.
+    silence: seconds without a sign of life after which a running shard is given up, or of
+        waiting after shards submitted later began.
     straggling: times the median, after which a running shard is reported, once it runs for
         `noticeable` seconds.
     hopeless: failed shards, with none done, after which the study is given up.
@@ -37,8 +38,13 @@ class Sign:
 
     epochs: int
     node: str
-    worker: str
+    pid: int
     age: float
+
+    @property
+    def worker(self) -> str:
+        """A short name: node and process."""
+        return f"{self.node[:6]}/{self.pid}"
 
 
 @dataclass(eq=False)
@@ -59,6 +65,7 @@ class Attempt:
     shard: Shard
     submitted: float
     begun: float | None = None
+    overtaken: float | None = None
     sign: Sign | None = None
     abandoned: bool = False
 
@@ -115,7 +122,8 @@ class Ledger:
             if attempt is None:
                 continue
             if attempt.begun is None:
-                attempt.begun = self._last_event = now
+                attempt.begun = now
+                self._began(number, now)
             if attempt.sign is None or sign.epochs > attempt.sign.epochs:
                 moved.append((attempt.shard.origin, sign.epochs))
             attempt.sign = sign
@@ -124,7 +132,8 @@ class Ledger:
     def succeeded(self, number: int, now: float) -> bool:
         """An attempt returned a valid result; False when another one was first."""
         attempt = self.attempts.pop(number)
-        shard, self._last_event = attempt.shard, now
+        shard = attempt.shard
+        self._began(number, now)
         if shard.state in ("done", "failed", "split"):
             return False
         shard.state = "done"
@@ -208,8 +217,11 @@ class Ledger:
                 continue
             sign = attempt.sign
             if sign is None:
+                overtaken = None if attempt.overtaken is None else now - attempt.overtaken
                 queued = now - max(attempt.submitted, self._last_event)
-                if free and queued > silence:
+                if overtaken is not None and overtaken > silence:
+                    found[number] = f"not started {overtaken:.0f} s after shards submitted later"
+                elif free and queued > 10 * silence:
                     found[number] = f"not started within {queued:.0f} s though a worker is free"
             elif sign.node not in living:
                 found[number] = f"node {sign.worker} left the cluster"
@@ -221,6 +233,7 @@ class Ledger:
         """Signs of life were not recorded for a while: count silence from now on."""
         self._last_event = now
         for attempt in self.attempts.values():
+            attempt.overtaken = None
             if attempt.sign is not None:
                 attempt.sign = dataclasses.replace(attempt.sign, age=0.0)
 
@@ -277,6 +290,13 @@ class Ledger:
             speeds=dict(self._speeds),
             reasons=tuple(self.reasons),
         )
+
+    def _began(self, number: int, now: float) -> None:
+        """Ray starts shards in the order submitted: whatever still waits was overtaken."""
+        self._last_event = now
+        for other, attempt in self.attempts.items():
+            if other < number and attempt.sign is None and attempt.overtaken is None:
+                attempt.overtaken = now
 
     def _close(self, number: int, reason: str) -> Shard | None:
         """Drop an attempt; its shard if something is to be decided about it."""

@@ -5,10 +5,12 @@ Functions here travel by name: every node needs the same version of this package
 
 import dataclasses
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from engine.executors.base import Job, Stack, timed_run
@@ -124,6 +126,16 @@ def _free_gpu() -> None:
         torch.cuda.empty_cache()
 
 
+def put_down(pid: int) -> None:
+    """Kill a worker of this node that no longer answers."""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return
+    if title.startswith(b"ray::"):
+        os.kill(pid, signal.SIGKILL)
+
+
 class _Pulse:
     """Beats while a shard is trained, from a thread: silence means a frozen machine."""
 
@@ -173,6 +185,6 @@ class Board:
         now = time.monotonic()
         self._heard = {n: heard for n, heard in self._heard.items() if n in set(wanted)}
         return {
-            number: Sign(epochs=epochs, node=node, worker=f"{node[:6]}/{pid}", age=now - heard)
+            number: Sign(epochs=epochs, node=node, pid=pid, age=now - heard)
             for number, (epochs, node, pid, heard) in self._heard.items()
         }

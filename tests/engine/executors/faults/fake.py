@@ -1,0 +1,67 @@
+"""A training that sleeps: arrays of real names and sizes, a function of the model alone."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.executors.base import Job, Stack
+from engine.plan import ModelRef, ModelResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeTrain:
+    """Takes `seconds` a stack, leaves a mark for every start, and misbehaves where asked to.
+
+    raises: a model that no stack can be trained with. most: larger stacks are out of memory.
+    diverges: a model whose scores are NaN. freezes: a model whose worker stops, the first time.
+    """
+
+    marks: str
+    seconds: float = 0.5
+    raises: int = -1
+    diverges: int = -1
+    freezes: int = -1
+    most: int = 10**6
+    ballast_mb: int = 0
+
+    def __call__(self, job: Job, stack: Stack, on_epoch) -> list[ModelResult]:
+        ids = [ref.model_id for ref in stack]
+        name = f"{stack[0].mix}-{stack[0].arm}-" + "-".join(map(str, ids))
+        starts = len(list(Path(self.marks).glob(f"{name}.*")))
+        (Path(self.marks) / f"{name}.{time.time_ns()}.{os.getpid()}").touch()
+        if len(stack) > self.most:
+            raise MemoryError("pretended")
+        if self.raises in ids:
+            raise RuntimeError(f"model {self.raises} cannot be trained")
+        if self.freezes in ids and not starts:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        epochs = job.study.train.epochs
+        for done in range(epochs):
+            time.sleep(self.seconds / epochs)
+            on_epoch(done + 1)
+        return [self.result(job, ref) for ref in stack]
+
+    def result(self, job: Job, ref: ModelRef) -> ModelResult:
+        table = job.data.tables[ref.mix]
+        seed = [ref.model_id, *f"{ref.mix}/{ref.arm}".encode()]
+        random = np.random.default_rng(seed)
+        samples, views = len(table.label_N), job.study.query.views
+        population, epochs = len(job.data.population_labels_Z), job.study.train.epochs
+        phi_NQ = random.normal(size=(samples, views)).astype(np.float32)
+        if ref.model_id == self.diverges:
+            phi_NQ[:] = np.nan
+        arrays = {
+            "phi_NQ": phi_NQ,
+            "correct_N": random.random(samples) < 0.5,
+            "population_phi_ZQ": random.normal(size=(population, views)).astype(np.float32),
+            "population_correct_Z": random.random(population) < 0.5,
+            "train_loss_E": random.random(epochs).astype(np.float32),
+            "diverged": np.array(ref.model_id == self.diverges),
+        }
+        if self.ballast_mb:
+            arrays["ballast_X"] = random.random(self.ballast_mb * 131_072)
+        return ModelResult(ref=ref, arrays=arrays, seconds=self.seconds / 2)

@@ -1,0 +1,215 @@
+"""Faults, one a process: a study on a cluster, and something that happens to it on the way.
+
+    python scenarios.py SCENARIO FOLDER [real]
+
+FOLDER/run receives the run directory, FOLDER/marks one file a training. "real" trains networks
+instead of sleeping. The last line printed is a JSON object of facts.
+"""
+
+import inspect
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from drive import Drive, after, fake, local, nodes, processes_of, trainers
+
+from engine.executors.ray_ledger import Policy
+
+IMPATIENT = Policy(silence=12.0)
+
+
+def plain(folder, train):
+    """Nothing happens."""
+    drive = Drive(folder)
+    with local() as ray:
+        return drive.train(ray, train or fake(drive, seconds=0.2))
+
+
+def two_nodes(folder, train):
+    """Nothing happens, on two nodes."""
+    drive = Drive(folder)
+    with nodes() as (ray, _, _):
+        return drive.train(ray, train or fake(drive, seconds=0.2))
+
+
+def kill_worker(folder, train):
+    """SIGKILL one training worker at a random moment after the second stack."""
+    drive = Drive(folder)
+    wait = random.Random(str(folder)).uniform(0, 1.0)
+
+    def kill() -> None:
+        os.kill(random.choice(drive.workers() or trainers(drive)), signal.SIGKILL)
+
+    drive.on_stored = lambda count: after(wait, kill) if count == 2 else None
+    with local() as ray:
+        return drive.train(ray, train or fake(drive))
+
+
+def remove_node(folder, train):
+    """A node leaves in order, as on scaling down."""
+    drive = Drive(folder)
+    with nodes() as (ray, cluster, others):
+
+        def remove(count: int) -> None:
+            if count == 2:
+                drive.fault()
+                after(0.0, lambda: cluster.remove_node(others[0], allow_graceful=True))
+
+        drive.on_stored = remove
+        return drive.train(ray, train or fake(drive), IMPATIENT)
+
+
+def kill_node(folder, train):
+    """SIGKILL to a node's raylet and all its workers."""
+    drive = Drive(folder)
+    with nodes() as (ray, _, others):
+
+        def kill(count: int) -> None:
+            if count == 2:
+                drive.fault()
+                for pid in processes_of(others[0]):
+                    os.kill(pid, signal.SIGKILL)
+
+        drive.on_stored = kill
+        return drive.train(ray, train or fake(drive), IMPATIENT)
+
+
+def kill_raylet(folder, train):
+    """SIGKILL to a node's raylet alone: its worker lives on as an orphan for a while."""
+    drive = Drive(folder)
+    with nodes() as (ray, _, others):
+
+        def kill(count: int) -> None:
+            if count == 2:
+                drive.fault()
+                os.kill(processes_of(others[0])[0], signal.SIGKILL)
+
+        drive.on_stored = kill
+        return drive.train(ray, train or fake(drive), IMPATIENT)
+
+
+def freeze_node(folder, train):
+    """SIGSTOP to a node's raylet and workers: silence, but nothing closes."""
+    drive, frozen = Drive(folder), []
+    with nodes() as (ray, _, others):
+
+        def freeze(count: int) -> None:
+            if count == 2:
+                drive.fault()
+                for pid in processes_of(others[0]):
+                    frozen.append(pid)
+                    os.kill(pid, signal.SIGSTOP)
+
+        drive.on_stored = freeze
+        try:
+            return drive.train(ray, train or fake(drive), IMPATIENT)
+        finally:
+            for pid in frozen:
+                os.kill(pid, signal.SIGKILL)
+
+
+def freeze_worker(folder, train):
+    """A worker process stops; its node is well."""
+    drive = Drive(folder)
+    with local() as ray:
+        return drive.train(ray, fake(drive, freezes=3), IMPATIENT)
+
+
+def join_node(folder, train):
+    """A second node joins while the first one trains."""
+    drive = Drive(folder)
+    with nodes(1) as (ray, cluster, _):
+        join = {"num_cpus": 1, "node_ip_address": "127.0.0.1"}
+        drive.on_stored = lambda n: after(0.0, lambda: cluster.add_node(**join)) if n == 2 else None
+        facts = drive.train(ray, train or fake(drive, seconds=3.0))
+        return {**facts, "workers": len(drive.figures["speeds"])}
+
+
+def starved_store(folder, train):
+    """An object store far smaller than the results that wait in it."""
+    drive = Drive(folder, "query.views=18")
+    drive.on_stored = lambda count: time.sleep(0.2)
+    with local(object_store_bytes=80 * 2**20) as ray:
+        return drive.train(ray, fake(drive, seconds=0.05, ballast_mb=20))
+
+
+def lost_result(folder, train):
+    """A result disappears from the object store before the driver has it."""
+    drive = Drive(folder)
+    with local() as ray:
+        get, lost = ray.get, []
+
+        def get_after_loss(reference, **how):
+            value = get(reference, **how)
+            if drive.stored == 3 and not lost and type(value) is list:
+                lost.append(reference)
+                raise ray.exceptions.ObjectLostError(reference.hex(), None, "")
+            return value
+
+        ray.get = get_after_loss
+        return drive.train(ray, train or fake(drive, seconds=0.2))
+
+
+def lost_board(folder, train):
+    """The actor that hears signs of life is killed."""
+    drive = Drive(folder)
+    with local() as ray:
+
+        def kill(count: int) -> None:
+            if count == 3:
+                os.kill(drive.board_pid(), signal.SIGKILL)
+
+        drive.on_stored = kill
+        return drive.train(ray, train or fake(drive))
+
+
+def raising_model(folder, train):
+    """One model of a stack raises whenever it is trained."""
+    drive = Drive(folder, size=8)
+    with local() as ray:
+        return drive.train(ray, fake(drive, raises=5, seconds=0.2))
+
+
+def diverging_model(folder, train):
+    """One model's loss becomes NaN."""
+    drive = Drive(folder, size=4)
+    with local() as ray:
+        return drive.train(ray, fake(drive, diverges=5, seconds=0.2))
+
+
+def out_of_memory(folder, train):
+    """Stacks of 8 do not fit, stacks of 4 do."""
+    drive = Drive(folder, size=8)
+    with local() as ray:
+        return drive.train(ray, fake(drive, most=4, seconds=0.2))
+
+
+def full_disk(folder, train):
+    """The run directory's file system fills up (FOLDER/run is a small tmpfs)."""
+    drive = Drive(folder)
+    with local() as ray:
+        return drive.train(ray, train or fake(drive, seconds=0.2, ballast_mb=1))
+
+
+def long(folder, train):
+    """Long enough to be interrupted or killed from outside."""
+    drive = Drive(folder)
+    drive.on_stored = lambda count: print(f"stored {count}", flush=True)
+    with local() as ray:
+        print(f"listening {json.dumps(drive.listeners())}", flush=True)
+        return drive.train(ray, train or fake(drive, seconds=1.5))
+
+
+def main() -> None:
+    scenarios = dict(inspect.getmembers(sys.modules[__name__], inspect.isfunction))
+    folder = Path(sys.argv[2])
+    facts = scenarios[sys.argv[1]](folder, "real" if "real" in sys.argv[3:] else None)
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""What a fault costs: decided without Ray, so tested without it."""
+
+import pytest
+
+from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign
+from engine.plan import ModelRef
+
+
+def ledger(*sizes, **policy):
+    first, shards = 0, []
+    for origin, size in enumerate(sizes):
+        ids = range(first, first + size)
+        stack = tuple(ModelRef(mix="clean", arm="bn", model_id=m) for m in ids)
+        shards.append(Shard(origin=origin, stack=stack))
+        first += size
+    return Ledger(policy=Policy(**policy), shards=shards)
+
+
+def sign(node="n1", age=0.0, epochs=0):
+    return Sign(epochs=epochs, node=node, pid=1, age=age)
+
+
+def models(attempt):
+    return [ref.model_id for ref in attempt.shard.stack]
+
+
+def test_every_shard_is_handed_out_once_and_counted_when_done():
+    book = ledger(2, 2, 1)
+    numbers = [book.take(0.0)[0] for _ in range(3)]
+    assert book.take(0.0) is None
+    assert all(book.succeeded(number, 1.0) for number in numbers)
+    assert not book.unfinished
+    assert (book.snapshot().done, book.snapshot().models_done) == (3, 5)
+
+
+def test_a_lost_worker_costs_its_shard_only_and_at_most_three_repeats():
+    book = ledger(2)
+    for repeat in range(3):
+        number, attempt = book.take(0.0)
+        book.lost(number, "killed")
+        assert (book.retrained, models(attempt)) == (repeat + 1, [0, 1])
+    book.lost(book.take(0.0)[0], "killed")
+    assert (len(book.failed), book.unfinished) == (1, False)
+    assert "lost 4 times" in book.reasons[-1]
+
+
+def test_out_of_memory_halves_a_stack_once():
+    book = ledger(4)
+    book.too_big(book.take(0.0)[0], "out of memory")
+    (first, one), (second, two) = book.take(0.0), book.take(0.0)
+    assert sorted([models(one), models(two)]) == [[0, 1], [2, 3]]
+    book.too_big(first, "out of memory")
+    assert len(book.failed) == 1
+    assert book.succeeded(second, 1.0)
+    assert book.snapshot().models_done == 2
+
+
+def test_an_exception_is_narrowed_down_to_the_model_that_raises_it():
+    book, trained = ledger(5), []
+    while taken := book.take(0.0):
+        number, attempt = taken
+        if 3 in models(attempt):
+            book.raised(number, "ValueError: model 3")
+        else:
+            trained += models(attempt)
+            book.succeeded(number, 1.0)
+    assert sorted(trained) == [0, 1, 2, 4]
+    assert [models_ for shard in book.failed for models_ in (r.model_id for r in shard.stack)] == [
+        3
+    ]
+
+
+def test_a_study_in_which_everything_fails_is_given_up():
+    book = ledger(*[1] * 10, hopeless=3)
+    for _ in range(3):
+        assert not book.hopeless
+        book.raised(book.take(0.0)[0], "ValueError: no")
+    assert book.hopeless
+
+
+def test_the_first_valid_result_wins_and_the_second_is_dropped():
+    book = ledger(1)
+    first, _ = book.take(0.0)
+    book.hear({first: sign()}, 0.0)
+    book.abandon(first, "silent")
+    second, _ = book.take(1.0)
+    assert book.succeeded(first, 2.0)
+    assert not book.succeeded(second, 3.0)
+    assert (book.snapshot().done, book.snapshot().models_done) == (1, 1)
+
+
+def test_the_death_of_an_abandoned_attempt_changes_nothing():
+    book = ledger(1)
+    first, _ = book.take(0.0)
+    book.abandon(first, "silent")
+    second, _ = book.take(1.0)
+    book.lost(first, "killed")
+    assert book.take(2.0) is None
+    assert book.succeeded(second, 3.0)
+    assert not book.unfinished
+
+
+@pytest.mark.parametrize(
+    ("heard", "alive", "suspected"),
+    [
+        (sign(age=5.0), ["n1"], False),
+        (sign(age=11.0), ["n1"], True),
+        (sign(age=1.0), ["n2"], True),
+    ],
+)
+def test_silence_and_dead_nodes_are_suspect(heard, alive, suspected):
+    book = ledger(1, silence=10.0)
+    number, _ = book.take(0.0)
+    book.hear({number: heard}, 1.0)
+    assert (number in book.suspects(2.0, alive, free=False)) == suspected
+
+
+def test_a_queued_shard_is_suspect_only_while_a_worker_is_free():
+    book = ledger(1, silence=10.0)
+    number, _ = book.take(0.0)
+    assert not book.suspects(1000.0, ["n1"], free=False)
+    assert not book.suspects(99.0, ["n1"], free=True)
+    assert number in book.suspects(101.0, ["n1"], free=True)
+
+
+def test_a_queued_shard_is_suspect_when_later_ones_began_long_ago():
+    book = ledger(1, 1, 1, silence=10.0)
+    first, second, third = (book.take(0.0)[0] for _ in range(3))
+    book.hear({second: sign()}, 5.0)
+    assert not book.suspects(14.0, ["n1"], free=False)
+    assert list(book.suspects(16.0, ["n1"], free=False)) == [first]
+    book.succeeded(second, 16.0)
+    assert third not in book.suspects(99.0, ["n1"], free=False)
+
+
+def test_a_suspected_node_is_avoided_until_no_other_is_left():
+    book = ledger(1)
+    number, _ = book.take(0.0)
+    book.hear({number: sign(node="n1")}, 0.0)
+    book.abandon(number, "silent")
+    book.check_places(["n1", "n2"])
+    assert book.avoided == {"n1"}
+    book.check_places(["n1"])
+    assert book.avoided == set()
+
+
+def test_nodes_that_refuse_the_numeric_plan_end_the_run_when_no_other_is_left():
+    book = ledger(1)
+    book.refused(book.take(0.0)[0], "n1", "isa is avx2")
+    assert book.failed == []
+    book.check_places(["n1", "n2"])
+    assert book.avoided == {"n1"}
+    with pytest.raises(RuntimeError, match=r"isa is avx2.*--out"):
+        book.check_places(["n1"])
+
+
+def test_stragglers_are_named_once_and_go_on():
+    book = ledger(1, 1, 1, 1, noticeable=0.0)
+    numbers = [book.take(0.0)[0] for _ in range(4)]
+    book.hear({number: sign() for number in numbers}, 0.0)
+    for number in numbers[:3]:
+        book.succeeded(number, 10.0)
+    book.name_stragglers(20.0)
+    assert book.reasons == []
+    for _ in range(2):
+        book.name_stragglers(40.0)
+    assert book.reasons == ["clean/bn model 3: on n1/1 takes 4.0 times as long as usual"]
+    assert book.succeeded(numbers[3], 50.0)
+
+
+def test_a_lost_board_restarts_the_patience():
+    book = ledger(1, silence=10.0)
+    number, _ = book.take(0.0)
+    book.hear({number: sign(age=60.0)}, 0.0)
+    book.forgive(60.0)
+    assert not book.suspects(61.0, ["n1"], free=True)
+
+
+def test_time_left_and_speeds_follow_from_finished_shards():
+    book = ledger(2, 2, 2)
+    numbers = [book.take(0.0)[0] for _ in range(2)]
+    book.hear({number: sign() for number in numbers}, 0.0)
+    book.succeeded(numbers[0], 20.0)
+    shown = book.snapshot()
+    assert (shown.waiting, shown.running, shown.done) == (1, 1, 1)
+    assert shown.seconds_left == pytest.approx(40.0)  # 4 models, 10 s each, one worker running
+    assert shown.to_json()["speeds"] == {"n1/1": pytest.approx(360.0)}
