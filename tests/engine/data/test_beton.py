@@ -191,10 +191,18 @@ def test_images_that_differ_by_one_byte_have_betons_of_their_own(written):
 
 
 RUN = """
-import sys, time
+import sys
 from engine.data import beton
 from engine.data.arrays import load
 from engine.study import Data
+
+child = beton._child
+def noted(task, *rest):
+    with open(sys.argv[2] + ".asked", "a") as stream:
+        stream.write(task + "\\n")
+    return child(task, *rest)
+
+beton._child = noted
 data = Data(name="npz", path=sys.argv[1], cache=sys.argv[2], loader="ffcv")
 loaded = load(data, offline=True, seed=0)
 dataset, how = beton.through_loader(loaded, data)
@@ -202,36 +210,50 @@ assert how == "ffcv" and dataset.digest() == loaded.digest()
 """
 
 
-def start(data):
-    return subprocess.Popen([sys.executable, "-c", RUN, data.path, data.cache])
+def start(data, **environment):
+    command = [sys.executable, "-c", RUN, data.path, data.cache]
+    return subprocess.Popen(command, env=os.environ | environment)
 
 
 @with_ffcv
-def test_runs_that_race_for_the_same_beton_all_read_it(small):
+def test_of_runs_that_race_for_the_same_beton_one_writes_and_all_read(small):
     data, _ = small
     racers = [start(data) for _ in range(3)]
     assert [racer.wait(180) for racer in racers] == [0, 0, 0]
     (file,) = betons(data)
     assert not list(file.parent.glob("*.part"))
+    asked = Path(data.cache + ".asked").read_text().split()
+    assert sorted(asked) == ["read", "read", "write"]
+
+
+def kill_with_child(run, data, delay):
+    """Kill a run that long after its child is there, and see the child go too."""
+    stop = time.monotonic() + 60
+    while len(processes(data.cache)) < 2 and time.monotonic() < stop:
+        time.sleep(0.02)
+    time.sleep(delay)
+    assert len(processes(data.cache)) >= 2
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert gone(data.cache, 30), "a child outlived its parent"
 
 
 @with_ffcv
 def test_a_run_killed_while_it_writes_leaves_nothing_in_the_way(small):
     data, loaded = small
-    for delay in (0.0, 1.0, 3.0):
-        run = start(data)
-        stop = time.monotonic() + 60
-        while len(processes(data.cache)) < 2 and time.monotonic() < stop:
-            time.sleep(0.02)  # until its child is there
-        time.sleep(delay)
-        run.send_signal(signal.SIGKILL)
-        run.wait()
-        assert gone(data.cache), "a child outlived its parent"
-        assert not betons(data) or delay > 0
+    for delay in (0.0, 1.0):
+        kill_with_child(start(data), data, delay)
+        assert not betons(data)
     dataset, how = beton.through_loader(loaded, data)
     assert how == "ffcv"
     assert dataset.digest() == loaded.digest()
     assert not list((Path(data.cache) / "betons").glob("*.part"))
+
+
+def test_a_child_that_hangs_ends_with_its_parent(small, tmp_path):
+    data, _ = small
+    (tmp_path / "ffcv.py").write_text("import time; time.sleep(600)")
+    kill_with_child(start(data, PYTHONPATH=str(tmp_path)), data, 5.0)
 
 
 @with_ffcv
