@@ -13,6 +13,7 @@ from scipy import stats
 
 from engine.findings import CellFindings, ClaimRow, Contrast, Measure, MixFacts, Verdict
 from engine.study import Arm, Study
+from engine.wording import percent
 
 STATEMENTS = {
     "C0": "Batch norm trains faster and tests better.",
@@ -227,7 +228,7 @@ def _row(
     else:
         ruling = Ruling(
             verdict="not decidable here",
-            why=f"the source claims a number for 1 % and 5 % of outliers, not for {mix.share:.1%}",
+            why=f"the source has a number for 1 and 5 % of outliers, not for {percent(mix.share)}",
             p_value=math.nan,
             models_needed=None,
         )

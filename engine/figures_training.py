@@ -72,9 +72,12 @@ def _learning(findings: Findings, mix: MixFacts, cells: list[CellFindings]) -> D
         ("test images", {"color": INK, "linestyle": LINES["test"]}),
     ]
     legend(figure, [*arm_entries(findings, findings.arms), *lines])
+    probes = "clean samples and test images drawn by seed"
+    if mix.outliers:
+        probes = "all outliers, as many clean samples, and test images"
     caption = (
-        "Mean over models, eval mode, of the label trained on, on the probe set (all outliers, as "
-        f"many clean samples, test images). Bands: pointwise {percent(findings.level)} intervals."
+        f"Mean over models, eval mode, of the label trained on, on the probe set ({probes}). "
+        f"Bands: pointwise {percent(findings.level)} intervals."
     )
     if mix.outliers:
         caption += " An outlier learnt only where it was trained on is memorized."

@@ -161,7 +161,7 @@ def _refused(mode: Mode, models: Ints, reason: str) -> CellScores:
 
 
 def shadow_counts(plan: Exclusion, models: Ints, chosen_N: Bools) -> dict[str, Ints]:
-    """How many IN and OUT models the chosen samples have: (T, 3) smallest, median, largest."""
+    """IN and OUT models behind the chosen samples: (T, 3) smallest, (lower) median, largest."""
     keep_MN = plan.keep_MN[:, chosen_N]
     total_N, alive = keep_MN[models].sum(0), set(models.tolist())
     found: dict[str, list[tuple[int, int, int]]] = {"in": [], "out": []}
@@ -173,6 +173,7 @@ def shadow_counts(plan: Exclusion, models: Ints, chosen_N: Bools) -> dict[str, I
         elif partner in alive:
             in_N, out_N = in_N - keep_MN[partner], out_N - ~keep_MN[partner]
         for side, counts_N in (("in", in_N), ("out", out_N)):
-            spread = (counts_N.min(), np.median(counts_N), counts_N.max())
+            median = np.quantile(counts_N, 0.5, method="lower")
+            spread = (counts_N.min(), median, counts_N.max())
             found[side].append((int(spread[0]), int(spread[1]), int(spread[2])))
     return {side: np.array(rows, dtype=np.int64).reshape(-1, 3) for side, rows in found.items()}

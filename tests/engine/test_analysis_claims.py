@@ -1,0 +1,73 @@
+"""Verdicts: which side an interval lies on, what would decide, Holm's correction."""
+
+import math
+
+import pytest
+
+from attacks.types import Interval, no_interval
+from engine.claims import decide, holm, models_needed
+from engine.findings import ClaimRow, Estimate, Measure
+
+
+def measure(value, error, threshold=0.0, upward=True, degrees=15):
+    half = 2.131 * error
+    interval = Interval(low=value - half, high=value + half, level=0.95, method="")
+    estimate = Estimate(value=value, interval=interval, standard_error=error, degrees=degrees)
+    return Measure(what="it", estimate=estimate, threshold=threshold, upward=upward)
+
+
+@pytest.mark.parametrize(
+    ("measures", "verdict"),
+    [
+        ([measure(1, 0.1)], "held"),
+        ([measure(-1, 0.1)], "not held"),
+        ([measure(-1, 0.1, upward=False)], "held"),
+        ([measure(1, 0.1, threshold=4)], "not held"),
+        ([measure(0.1, 0.1)], "not decidable here"),
+        ([measure(1, 0.1), measure(0.1, 0.1)], "not decidable here"),
+        ([measure(1, 0.1), measure(-1, 0.1)], "not held"),
+    ],
+)
+def test_a_row_is_held_when_every_interval_lies_on_the_claimed_side(measures, verdict):
+    assert decide(measures, 32, 0.95).verdict == verdict
+
+
+def test_a_missing_interval_leaves_the_row_open_with_its_reason():
+    estimate = Estimate(value=1.0, interval=no_interval(0.95, "", "2 pairs of models"))
+    ruling = decide([Measure(what="it", estimate=estimate, threshold=0.0)], 4, 0.95)
+    assert ruling.verdict == "not decidable here"
+    assert ruling.why == "it: 2 pairs of models"
+    assert math.isnan(ruling.p_value)
+
+
+def test_the_number_of_models_that_would_decide():
+    assert models_needed(measure(1, 1), 32, 0.95) == 128
+    assert models_needed(measure(1, 1, threshold=0.5), 32, 0.95) > 4 * 100
+    assert models_needed(measure(1e-6, 1), 32, 0.95) is None
+    assert decide([measure(1, 1)], 32, 0.95).models_needed == 128
+
+
+def row(p_value, verdict="held"):
+    return ClaimRow(
+        claim="C3",
+        statement="",
+        mix="",
+        kind="",
+        share=0.05,
+        net="",
+        subject="",
+        measures=(),
+        beside=(),
+        verdict=verdict,
+        why="",
+        p_value=p_value,
+    )
+
+
+def test_holm_steps_down_over_all_rows_and_stops_at_the_first_that_fails():
+    rows = holm([row(0.04), row(0.001), row(0.02), row(math.nan, "not decidable here")], 0.95)
+    assert [r.after_holm for r in rows] == [True, True, True, False]
+    rows = holm([row(0.04), row(0.001), row(0.03)], 0.95)
+    assert [r.after_holm for r in rows] == [False, True, False]
+    rows = holm([row(0.001, "not decidable here")], 0.95)
+    assert not rows[0].after_holm

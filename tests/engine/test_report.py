@@ -1,0 +1,179 @@
+"""The page: self-contained, the same bytes, every gap told, readable in the dark, torch-free."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+from synthetic_run import ARMS, KEEP, MIXES, OOD, a_study, make_run
+
+from engine.analysis import analyse
+from engine.figures import ARM_INKS, draw_all
+from engine.report import render, write_report
+from engine.study import Mix
+
+FLIP5 = {"flip5": MIXES["flip5"]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    study = a_study({**MIXES, **OOD}, query=KEEP)
+    return make_run(tmp_path_factory.mktemp("run"), study)
+
+
+@pytest.fixture(scope="module")
+def findings(run):
+    return analyse(run)
+
+
+@pytest.fixture(scope="module")
+def page(run, findings):
+    return write_report(run, findings).read_text()
+
+
+class Reader(HTMLParser):
+    """Collects text, ids and whatever could load something; fails on unbalanced tags."""
+
+    VOID = ("meta", "path", "use", "br", "rect", "line")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.links, self.text, self.tags = [], [], [], [], set()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        named = dict(attributes)
+        self.ids += [named["id"]] if "id" in named else []
+        self.links += [v for n, v in attributes if n in ("src", "href", "xlink:href", "data")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in ("meta", "br"):
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+
+def read(page):
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader
+
+
+def test_page_is_well_formed_and_loads_nothing(page):
+    reader = read(page)
+    assert {"script", "link", "img", "iframe"}.isdisjoint(reader.tags)
+    assert all(link.startswith("#") for link in reader.links)
+    assert {link[1:] for link in reader.links} <= set(reader.ids)
+    assert len(reader.ids) == len(set(reader.ids))
+    assert not re.search(r"@import|url\((?!#)", page)
+
+
+def test_page_leads_with_the_answer_and_holds_the_promised_parts(page, findings):
+    text = " ".join(read(page).text)
+    assert findings.answer in page
+    assert page.index(findings.answer) < page.index("Claims") < page.index("ROC")
+    for told in (findings.question, "eval mode", "0123456789ab", "2.14.1", "a processor", "numba"):
+        assert told in text
+    for title in ("Learning", "Memorization", "γ/σ", "Left out", "How to read this"):
+        assert title in text
+
+
+def test_page_and_figures_have_the_same_bytes_every_time(run, findings, page):
+    before = {p.name: p.read_bytes() for p in (run.path / "figures").iterdir()}
+    assert write_report(run, findings).read_text() == page
+    assert {p.name: p.read_bytes() for p in (run.path / "figures").iterdir()} == before
+    assert "differences.svg" in before
+    assert "learning_ood1.svg" in before
+
+
+def test_figures_are_svg_without_dates_that_open_alone(run, page):
+    for path in (run.path / "figures").iterdir():
+        ElementTree.fromstring(path.read_text())
+        assert "dc:date" not in path.read_text()
+        assert "var(--" not in path.read_text()
+
+
+def test_an_arm_has_one_colour_in_all_figures_and_the_dark_theme_swaps_it(findings, page):
+    drawn = {d.name: d.svg for d in draw_all(findings)}
+    for arm, ink in zip(ARMS, ARM_INKS, strict=False):
+        for name in ("roc", "learning_flip5", "memorization"):
+            assert ink in drawn[name], (arm, name)
+    assert ARM_INKS[1] not in drawn["gamma_sigma"]
+    svg = page[page.index("<svg") :]
+    for ink in (*ARM_INKS, "#1c2024", "#fefefe"):
+        assert svg.count(ink) == svg.count(f", {ink})")
+    assert page.count("--arm-0:") == 2
+
+
+@pytest.mark.parametrize(
+    ("models", "told"), [(2, "at least six"), (6, "too few models"), (1, "at least six")]
+)
+def test_small_runs_say_in_words_what_is_missing(tmp_path, models, told):
+    run = make_run(tmp_path, a_study(FLIP5, ("bn", "nobn"), models=models))
+    page = write_report(run, analyse(run)).read_text()
+    text = " ".join(read(page).text)
+    assert told in text
+    assert not re.search(r"\bnan\b", text, re.IGNORECASE)
+    assert "None" not in text
+
+
+def test_dashes_point_to_reasons(tmp_path):
+    run = make_run(tmp_path, a_study(FLIP5, ("bn", "nobn"), models=2))
+    page = write_report(run, analyse(run)).read_text()
+    cells = re.findall(r'<td class="n">(.*?)</td>', page)
+    assert any(cell.startswith("–") for cell in cells)
+    assert all("<sup>" in cell for cell in cells if cell.startswith("–"))
+
+
+def test_diverged_models_are_counted_on_the_page(tmp_path):
+    study = a_study(FLIP5, ("bn", "nobn"), models=8)
+    gone = [("flip5", "nobn", m) for m in range(8)]
+    run = make_run(tmp_path / "all", study, diverged=gone)
+    page = write_report(run, analyse(run)).read_text()
+    assert "8 of 8 models of arm nobn diverged" in page
+    assert "every model of this arm diverged" in page
+    run = make_run(tmp_path / "one", study, diverged=gone[:1])
+    assert "1 of 8 models" in write_report(run, analyse(run)).read_text()
+
+
+def test_one_arm_on_clean_data(tmp_path):
+    run = make_run(tmp_path, a_study({"clean": Mix()}, ("nobn",), models=8))
+    page = write_report(run, analyse(run)).read_text()
+    assert "LiRA tells members of nobn from non-members" in page
+    assert "No claim is tested" in page
+    assert "outliers" not in " ".join(read(page).text).split("How to read this")[0]
+
+
+def test_query_mode_that_leaks_is_said_first(findings):
+    leaky = dataclasses.replace(findings, query_mode="train_batch_stats")
+    page = render(leaky, ())
+    assert page.index("leaks the batch") < page.index("Claims")
+
+
+def test_names_are_escaped(findings):
+    hostile = dataclasses.replace(findings, question='<script>alert("x")</script>')
+    assert "<script>" not in render(hostile, draw_all(hostile))
+
+
+def test_report_imports_no_torch():
+    code = "import sys, engine.analysis, engine.report, engine.summary, engine.export\n"
+    code += "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_missing_matplotlib_is_one_sentence(findings, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RuntimeError, match=r"shadow-engine\[report\]"):
+        draw_all(findings)
