@@ -14,6 +14,7 @@ reference code does: for comparison with published tables only. No spread falls 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ from attacks.types import AttackScores, Bools, Codes, Excluded, Floats, ScoreMat
 SPREAD_FLOOR = 1e-6
 """The smallest standard deviation used, in units of phi."""
 
+_KEPT_BYTES = 1 << 27
 _FEW = [Excluded.NO_IN, Excluded.NO_OUT, Excluded.ONE_IN, Excluded.ONE_OUT]
 VARIANCES = ("pooled", "per_example", "shrunk", "tf_fixed")
 CENTRES = ("mean", "median")
@@ -77,8 +79,13 @@ def lira(
     parameters = parameters or LiraParameters()
     problem = Problem(matrix, targets, models=models, plan=plan)
     with np.errstate(all="ignore"):
-        spreads = None if parameters.variance == "per_example" else _spreads(problem, parameters)
-        scores, codes = _scores(problem, parameters, spreads)
+        blocks = _Blocks(problem, parameters.centre == "median")
+        spreads = None
+        if parameters.variance == "tf_fixed":
+            spreads = _spreads(problem, parameters, _Blocks(problem, False))
+        elif parameters.variance != "per_example":
+            spreads = _spreads(problem, parameters, blocks)
+        scores, codes = _scores(problem, parameters, spreads, blocks)
     return attack_scores(problem, scores, codes)
 
 
@@ -93,32 +100,50 @@ class _Spreads:
         return float(self.in_TQ[target, query]), float(self.out_TQ[target, query])
 
 
-def _spreads(problem: Problem, parameters: LiraParameters) -> _Spreads:
+class _Blocks:
+    """The blocks of a problem under every query, kept between passes where they are small."""
+
+    def __init__(self, problem: Problem, median: bool) -> None:
+        self._problem, self._median = problem, median
+        entries = problem.shadows_S.size * problem.matrix.samples * problem.matrix.queries
+        self._keep = 4 * 8 * entries <= _KEPT_BYTES
+        self._kept: list[Block] = []
+
+    def __iter__(self) -> Iterator[Block]:
+        if self._kept:
+            yield from self._kept
+            return
+        for start, stop in self._problem.blocks():
+            for query in range(self._problem.matrix.queries):
+                block = Block(self._problem, start, stop, query, median=self._median)
+                if self._keep:
+                    self._kept.append(block)
+                yield block
+
+
+def _spreads(problem: Problem, parameters: LiraParameters, blocks: _Blocks) -> _Spreads:
     """One pass over the scores for what is pooled over samples, and the refusal."""
     shape = (problem.targets_T.size, problem.matrix.queries)
     squares, freedom = np.zeros((2, *shape)), np.zeros((2, *shape))
     grand = np.zeros((3, shape[0]))
     offset: float | None = None
-    median = parameters.centre == "median"
     fixed = parameters.variance == "tf_fixed"
     sides = (True, False) if parameters.online else (False,)
-    for start, stop in problem.blocks():
-        for query in range(shape[1]):
-            block = Block(problem, start, stop, query, median=median and not fixed)
-            if offset is None:
-                offset = float(block.inside.centre_B.mean())
-            for i, target in enumerate(problem.targets_T.tolist()):
-                left = block.leave_out(target)
-                for inside in sides:
-                    moments = left.side(inside)
-                    squares[int(inside), i, query] += moments.squares_B.sum()
-                    freedom[int(inside), i, query] += np.maximum(moments.count_B - 1, 0).sum()
-                if fixed:
-                    moments = left.side(True)
-                    away = moments.mean_B - offset
-                    grand[0, i] += moments.count_B.sum()
-                    grand[1, i] += (moments.count_B * away).sum()
-                    grand[2, i] += (moments.squares_B + moments.count_B * away**2).sum()
+    for block in blocks:
+        if offset is None:
+            offset = float(block.inside.centre_B.mean())
+        for i, target in enumerate(problem.targets_T.tolist()):
+            left = block.leave_out(target)
+            for inside in sides:
+                moments = left.side(inside)
+                squares[int(inside), i, block.query] += moments.squares_B.sum()
+                freedom[int(inside), i, block.query] += np.maximum(moments.count_B - 1, 0).sum()
+            if fixed:
+                moments = left.side(True)
+                away = moments.mean_B - offset
+                grand[0, i] += moments.count_B.sum()
+                grand[1, i] += (moments.count_B * away).sum()
+                grand[2, i] += (moments.squares_B + moments.count_B * away**2).sum()
     for inside in sides:
         _refuse(problem, (freedom[int(inside)] == 0).any(axis=1), "IN" if inside else "OUT")
     if fixed:
@@ -138,21 +163,16 @@ def _refuse(problem: Problem, poor_T: Bools, side: str) -> None:
 
 
 def _scores(
-    problem: Problem, parameters: LiraParameters, spreads: _Spreads | None
+    problem: Problem, parameters: LiraParameters, spreads: _Spreads | None, blocks: _Blocks
 ) -> tuple[Floats, Codes]:
-    queries = problem.matrix.queries
     shape = (problem.targets_T.size, problem.matrix.samples)
     scores, codes = np.zeros(shape), np.zeros(shape, dtype=np.uint8)
-    median = parameters.centre == "median"
-    for start, stop in problem.blocks():
-        here = slice(start, stop)
-        for query in range(queries):
-            block = Block(problem, start, stop, query, median=median)
-            for i, target in enumerate(problem.targets_T.tolist()):
-                left = block.leave_out(target)
-                pooled = spreads.of(i, query) if spreads else (math.nan, math.nan)
-                ratio = _log_ratio(left, parameters, pooled, codes[i, here])
-                scores[i, here] += ratio
+    for block in blocks:
+        here = slice(block.start, block.stop)
+        for i, target in enumerate(problem.targets_T.tolist()):
+            left = block.leave_out(target)
+            pooled = spreads.of(i, block.query) if spreads else (math.nan, math.nan)
+            scores[i, here] += _log_ratio(left, parameters, pooled, codes[i, here])
     if spreads is None:
         _refuse(problem, np.asarray(np.isin(codes, _FEW).all(axis=1)), "IN and OUT")
     return scores, codes

@@ -1,0 +1,116 @@
+"""Coverage of the 95 % jackknife intervals over redrawn Gaussian studies.
+
+    python bench/interval_coverage.py [--studies 2000] [--models 8 16 32 64] [--designs paired ...]
+
+Every study redraws masks, shadow models and targets. Each row: how often the interval of the mean
+AUC, and of a paired difference of two arms, covers the mean over all studies; its mean width beside
+the oracle's, 2 * 1.96 * the estimate's true standard deviation. Writes bench/results/.
+"""
+
+import argparse
+import csv
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+
+from attacks.evaluate import difference, evaluate, lira_attack
+from attacks.types import ScoreMatrix
+
+SAMPLES, GAP = 100, 1.5
+FIELDS = (
+    "design models statistic studies coverage coverage_se mean_width oracle_width "
+    "seconds cpu numpy python date"
+).split()
+
+
+def mask(rng, design, models):
+    if design == "paired":
+        half = rng.random((models // 2, SAMPLES)) < 0.5
+        return np.concatenate([half, ~half])
+    if design == "balanced":
+        return np.argsort(rng.random((models, SAMPLES)), axis=0) < models // 2
+    return rng.random((models, SAMPLES)) < 0.5
+
+
+def two_arms(rng, design, models):
+    """Two arms on the same masks, whose scores share half of their noise."""
+    keep = mask(rng, design, models)
+    level, spread = rng.normal(0, 2, SAMPLES), rng.uniform(0.5, 2, SAMPLES)
+    shared = rng.normal(size=keep.shape)
+    for gap in (GAP, GAP / 2):
+        noise = (shared + rng.normal(size=keep.shape)) / np.sqrt(2)
+        scores = level + spread * noise + gap * keep
+        stated = "bernoulli" if design == "bernoulli" else "auto"
+        yield ScoreMatrix(scores_MNQ=scores, keep_MN=keep, design=stated)
+
+
+def simulate(design, models, studies):
+    everyone = {"all": np.ones(SAMPLES, dtype=bool)}
+    values, lows, highs = (np.empty((studies, 2)) for _ in range(3))
+    for s in range(studies):
+        rng = np.random.default_rng([s, models, len(design)])
+        arms = [
+            evaluate(matrix, lira_attack(), everyone, alphas=())
+            for matrix in two_arms(rng, design, models)
+        ]
+        for i, result in enumerate((arms[0], difference(*arms))):
+            interval = result.interval("all", "auc")
+            values[s, i] = result.value("all", "auc")
+            lows[s, i], highs[s, i] = interval.low, interval.high
+    return values, lows, highs
+
+
+def cpu_name():
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [row.split(":")[1].strip() for row in text.splitlines() if row.startswith("model name")]
+    return f"{names[0] if names else platform.processor()} x{len(names)}"
+
+
+def rows(design, models, studies):
+    began = time.perf_counter()
+    values, lows, highs = simulate(design, models, studies)
+    for i, statistic in enumerate(("auc", "paired difference of auc")):
+        truth = values[:, i].mean()
+        covered = float(((lows[:, i] <= truth) & (truth <= highs[:, i])).mean())
+        yield {
+            "design": design,
+            "models": models,
+            "statistic": statistic,
+            "studies": studies,
+            "coverage": round(covered, 4),
+            "coverage_se": round((covered * (1 - covered) / studies) ** 0.5, 4),
+            "mean_width": f"{(highs[:, i] - lows[:, i]).mean():.5f}",
+            "oracle_width": f"{2 * 1.96 * values[:, i].std(ddof=1):.5f}",
+            "seconds": round(time.perf_counter() - began),
+            "cpu": cpu_name(),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "date": time.strftime("%Y-%m-%d"),
+        }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--studies", type=int, default=2000)
+    parser.add_argument("--models", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--designs", nargs="+", default=["paired", "balanced", "bernoulli"])
+    parser.add_argument("--out", default=Path(__file__).parent / "results/interval_coverage.csv")
+    chosen = parser.parse_args()
+    out = Path(chosen.out)
+    fresh = not out.exists()
+    with out.open("a", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        if fresh:
+            writer.writeheader()
+        for design in chosen.designs:
+            for models in chosen.models:
+                for row in rows(design, models, chosen.studies):
+                    writer.writerow(row)
+                    file.flush()
+                    print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
