@@ -125,7 +125,7 @@ def _attack_finding(study: Study, scores: CellScores, group: str, samples: int) 
         samples=samples,
         auc=found.auc.estimate(level),
         tpr=tuple(_rate_at(found, i, alpha, level) for i, alpha in enumerate(alphas)),
-        roc=_roc(found, len(alphas), level),
+        roc=_roc(found, len(alphas), level) if scores.mode == "online" else None,
     )
 
 

@@ -71,7 +71,7 @@ def score_cell(
     """Attack every model of `models` with the others.
 
     Models outside `models` count as never trained. groups: masks (N,) of samples. alphas: the
-    study's false-positive rates; ROC curves are drawn at GRID_A.
+    study's false-positive rates; the online attack is read at GRID_A too, for its ROC curves.
     """
     if not len(models):
         return _refused(mode, models, "every model of this arm diverged")
@@ -84,7 +84,7 @@ def score_cell(
             matrix,
             lira_attack(parameters),
             groups,
-            alphas=[*alphas, *GRID_A],
+            alphas=[*alphas, *(GRID_A if parameters.online else ())],
             max_groups=MOST_GROUPS,
             threads=min(len(os.sched_getaffinity(0)), MOST_THREADS),
         )
