@@ -83,7 +83,8 @@ def loss(phi_X: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
     >>> loss(np.array([0.0, 800.0, -800.0])).round(6).tolist()
     [0.693147, 0.0, 800.0]
     """
-    return np.logaddexp(0.0, -phi_X.astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        return np.logaddexp(0.0, -phi_X.astype(np.float64))
 
 
 def views(count: int, size: int) -> tuple[View, ...]:

@@ -13,7 +13,7 @@ from engine.plan import MixTable, ModelRef, StudyData
 from engine.study import Arm, Data, Mix, Query, Study, Train
 
 CELLS = tuple((net, norm) for net, norms in NETS.items() for norm in norms)
-LARGE = ("resnet18", "resnet9", "resnet20")
+LARGE = ("resnet18", "resnet9")
 MIXES = {"flip10": Mix(kind="flipped", share=0.1)}
 
 

@@ -86,7 +86,9 @@ def test_eval_mode_asks_about_each_image_alone_and_batch_statistics_do_not():
 
     before = {name: buffer.clone() for name, buffer in state.buffers.items()}
     np.testing.assert_allclose(scores(rows, 0), scores(others, 0), rtol=1e-5)
-    assert np.abs(scores(rows, 30) - scores(others, 30)).max() > 1e-3  # forty times what eval mode allows
+    assert (
+        np.abs(scores(rows, 30) - scores(others, 30)).max() > 1e-3
+    )  # forty times what eval mode allows
     assert all(torch.equal(before[name], buffer) for name, buffer in state.buffers.items())
 
 

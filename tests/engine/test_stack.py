@@ -1,6 +1,7 @@
 """A stack of M equals M networks alone, whatever the slot, whatever the neighbours do."""
 
 import pytest
+import tolerances
 import torch
 import torch.nn.functional as F
 from small_studies import CELLS
@@ -12,8 +13,6 @@ from engine.models.layers import take_penalty
 from engine.sequential import plain
 from engine.study import Penalty
 
-GRADIENT = 1e-11
-"""float64: the error of a tensor over max(its norm, 1e-3 of the whole gradient's norm)."""
 LAMBDAS = (0.01, 0.0, 0.1)
 
 
@@ -54,10 +53,10 @@ def test_losses_gradients_and_statistics_equal_plain_torch(net, norm):
     loss_MB, grads = stack.gradients(skeleton.train(), state, images, labels, lambda_M)
     for slot, (loss_B, wanted, alone) in enumerate(one_by_one(make, ids, images, labels, dtype)):
         torch.testing.assert_close(loss_MB[slot], loss_B, rtol=1e-12, atol=1e-12)
-        whole = sum(g.square().sum() for g in wanted.values()).sqrt()
+        whole = tolerances.whole_norm(wanted.values())
         for name, gradient in wanted.items():
-            error = (grads[name][slot] - gradient).norm() / max(gradient.norm(), 1e-3 * whole)
-            assert error < GRADIENT, (slot, name)
+            error = tolerances.error(grads[name][slot], gradient, whole)
+            assert error < tolerances.FLOAT64, (slot, name)
         for name, value in alone.named_buffers():
             torch.testing.assert_close(state.buffers[name][slot], value, msg=name)
 
