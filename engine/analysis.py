@@ -4,6 +4,7 @@ One cell is in memory at a time. A model that diverged in an arm is left out of 
 both arms of a contrast, and counted.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +19,10 @@ from engine.outliers import CLEAN
 from engine.store import Run
 
 
-def analyse(run: Run) -> Findings:
+def analyse(run: Run, told: Callable[[str], object] = lambda cell: None) -> Findings:
     """Attack a finished run and write attacks.parquet and claims.json beside its report.
+
+    told: called with "MIX/ARM" before each cell is attacked.
 
     Raises:
         ValueError: models are missing or their shards are damaged.
@@ -31,6 +34,7 @@ def analyse(run: Run) -> Findings:
     for mix in study.mixes:
         analysed: dict[tuple[str, str], Analysed] = {}
         for arm in study.arms:
+            told(f"{mix}/{arm}")
             cell = run.load(mix, arm)
             broken_M = diverged(cell)
             found = analyse_cell(study, cell, np.flatnonzero(~broken_M))
@@ -69,6 +73,7 @@ def _findings(
         claims=judge(study, mixes, cells, contrasts),
         headline="",
         answer="",
+        study=study,
         manifest=run.manifest,
     )
     return replace(

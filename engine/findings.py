@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attacks.types import Interval
+from engine.study import Study
 
 Floats = npt.NDArray[np.float64]
 
@@ -245,6 +246,7 @@ class Findings:
     claims: tuple[ClaimRow, ...]
     headline: str
     answer: str
+    study: Study = field(repr=False)
     manifest: Mapping[str, Any] = field(repr=False)
 
     def cell(self, mix: str, arm: str) -> CellFindings:

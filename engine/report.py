@@ -14,7 +14,7 @@ from engine import files
 from engine import report_tables as tables
 from engine.figures import ARM_INKS, GRID, INK, MUTED, PAPER, Drawing, draw_all
 from engine.findings import Findings
-from engine.report_text import care, context, facts, reading
+from engine.report_text import care, context, facts, legend, reading
 from engine.store import Run
 
 INKS: Mapping[str, str] = {
@@ -56,8 +56,9 @@ def render(findings: Findings, drawings: tuple[Drawing, ...]) -> str:
         f"<h1>{escape(findings.question)}</h1>",
         f'<p class="answer">{escape(findings.answer)}</p>',
         f'<p class="quiet">{escape(context(findings))}</p>',
-        care(findings),
+        legend(findings),
         shown("differences"),
+        _section("Read with care", care(findings)),
         _section("Claims", tables.claims(findings)),
         _section("ROC", shown("roc")),
         _section("Attack, accuracy and loss side by side", tables.cells(findings)),

@@ -4,8 +4,17 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from engine.findings import Findings
-from engine.wording import counted, jackknifed, main_pair, number, percent
+from engine.findings import Contrast, Findings
+from engine.wording import (
+    arm_in_words,
+    counted,
+    jackknifed,
+    main_pair,
+    mix_in_words,
+    number,
+    percent,
+    recipe,
+)
 
 FITTED = 0.99
 """Clean training accuracy from which on a net counts as trained to memorize."""
@@ -26,6 +35,20 @@ def context(findings: Findings) -> str:
         f"{findings.query_mode.replace('_', ' ')} mode. Intervals: {percent(findings.level)}, "
         f"{jackknifed(findings)}."
     )
+
+
+def legend(findings: Findings) -> str:
+    """What the arms and the mixes are; the arms' dots carry their colours in all figures."""
+    arms = "".join(
+        f'<dt><span class="dot" style="background:var(--arm-{i % 6})"></span>{escape(arm)}</dt>'
+        f"<dd>{escape(arm_in_words(findings.study, arm))}</dd>"
+        for i, arm in enumerate(findings.arms)
+    )
+    mixes = "".join(
+        f"<dt>mix {escape(mix.name)}</dt><dd>{escape(mix_in_words(findings.study, mix))}</dd>"
+        for mix in findings.mixes
+    )
+    return f"<dl>{arms}{mixes}</dl>"
 
 
 def care(findings: Findings) -> str:
@@ -63,10 +86,16 @@ def _care_training(findings: Findings) -> list[str]:
     if abs(gap) > UNEQUAL:
         items.append(
             f"Test accuracies differ by {number(100 * abs(gap), 1)} points between {pair.left} and "
-            f"{pair.right}: part of the difference in AUC may follow from that (see the comparison "
-            "at equal training accuracy)."
+            f"{pair.right}: part of the difference in AUC may follow from that ({_matched(pair)})."
         )
     return items
+
+
+def _matched(pair: Contrast) -> str:
+    if pair.matched is None:
+        return "this run kept no scores to compare at equal training accuracy"
+    points = number(100 * pair.matched.auc.value, 1, signed=True)
+    return f"at the closest training accuracies it is {points} points"
 
 
 def _care_attack(findings: Findings) -> list[str]:
@@ -103,8 +132,8 @@ def facts(findings: Findings) -> str:
     left_out = data.get("left_out") or []
     rows = {
         "study": f"{findings.name}, digest {findings.digest}",
-        "models": f"{findings.models} an arm, {counted(findings.epochs, 'epoch')}, "
-        f"{findings.design} masks",
+        "models": f"{findings.models} an arm, {findings.design} masks",
+        "recipe": recipe(findings.study),
         "seed": manifest.get("seed"),
         "data": _data(data),
         "left out of the pool": counted(len(left_out), "sample") if left_out else "none",

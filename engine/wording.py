@@ -2,7 +2,8 @@
 
 import math
 
-from engine.findings import MOST_GROUPS, Contrast, Estimate, Findings
+from engine.findings import MOST_GROUPS, Contrast, Estimate, Findings, MixFacts
+from engine.study import Study
 
 DASH = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -72,6 +73,68 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+NORMS = {
+    "batch": "batch norm",
+    "none": "no norm",
+    "group": "group norm",
+    "fixup": "Fixup, no norm",
+    "affine": "a scale and shift a channel, no norm",
+}
+
+
+def arm_in_words(study: Study, name: str) -> str:
+    """What an arm is: net, norm, and what differs from the study's recipe."""
+    arm = study.arms[name]
+    parts = [f"{arm.net} with {NORMS.get(arm.norm, arm.norm)}"]
+    if arm.freeze_gamma:
+        parts.append("γ frozen at 1")
+    if arm.penalty is not None:
+        parts.append(f"γ/σ penalty ({arm.penalty.form}, λ = {arm.penalty.lambda_:g})")
+    if arm.lr is not None:
+        parts.append(f"learning rate {arm.lr:g}")
+    if arm.weight_decay is not None:
+        parts.append(f"weight decay {arm.weight_decay:g}")
+    return ", ".join(parts)
+
+
+def mix_in_words(study: Study, facts: MixFacts) -> str:
+    """What a mix is: its outliers, counted."""
+    if not facts.outliers:
+        return f"{facts.samples:,} samples, no outliers"
+    counts = f"{facts.outliers:,} of {facts.samples:,} samples"
+    if facts.kind == "flipped":
+        return f"{counts} carry a wrong label"
+    source = study.mixes[facts.name].source
+    return f"{counts} replaced by images of {source} with random labels"
+
+
+def recipe(study: Study) -> str:
+    """How every arm is trained."""
+    train = study.train
+    parts = [
+        f"{counted(train.epochs, 'epoch')} of SGD, batch {train.batch}, learning rate "
+        f"{train.lr:g} ({train.schedule.replace('_', ' ')}), momentum {train.momentum:g}, weight "
+        f"decay {train.weight_decay:g}"
+    ]
+    parts += ["Nesterov"] if train.nesterov else []
+    parts += [f"warm-up {counted_of(train.warmup)}"] if train.warmup else []
+    parts += [f"crops padded by {train.crop}"] if train.crop else []
+    parts += ["flips"] if train.flip else []
+    parts += [f"cutout {train.cutout}"] if train.cutout else []
+    if not (train.crop or train.flip or train.cutout):
+        parts.append("no augmentation")
+    return ", ".join([*parts, train.precision])
+
+
+def counted_of(epochs: float) -> str:
+    """Epochs that need not be whole.
+
+    >>> counted_of(1.0), counted_of(2.5)
+    ('1 epoch', '2.5 epochs')
+    """
+    return f"{epochs:g} epoch" + ("" if epochs == 1 else "s")
+
+
 def jackknifed(findings: Findings) -> str:
     """How the intervals come about."""
     if findings.design != "paired":
@@ -101,20 +164,19 @@ def answer(findings: Findings) -> str:
         if cell.refused:
             return f"This run cannot say who leaks more: {cell.refused}."
     difference = contrast.differences["auc/online/all"]
-    levels = [c.attack("online", "all") for c in (left, right)]
-    values = [math.nan if level is None else level.auc.value for level in levels]
-    points = number(100 * difference.value, 1, signed=True)
-    tail = f"AUC {number(values[0], 3)} against {number(values[1], 3)}"
+    found = [cell.attack("online", "all") for cell in (left, right)]
+    levels = [number(math.nan if f is None else f.auc.value, 3) for f in found]
+    points = f"{number(100 * difference.value, 1, signed=True)} points"
+    beside = f"AUC {levels[0]} against {levels[1]}; {counted(contrast.models, 'model')} an arm"
     if not difference.interval.given:
         return (
-            f"{contrast.left} minus {contrast.right} is {points} points of AUC ({tail}; LiRA, all "
-            f"samples of mix {contrast.mix}), without an interval: {difference.reason}."
+            f"{contrast.left} minus {contrast.right} is {points} of AUC on mix {contrast.mix} "
+            f"({beside}), without an interval: {difference.reason}."
         )
     bounds = interval(difference, 1, 100, signed=True)
     return (
-        f"{_direction(difference, contrast)} ({tail} on mix {contrast.mix}), a paired difference "
-        f"of {points} points, {percent(findings.level)} interval {bounds}, over "
-        f"{counted(contrast.models, 'model')} an arm."
+        f"{_direction(difference, contrast)}: the paired difference in AUC on mix {contrast.mix} "
+        f"is {points} ({percent(findings.level)} interval {bounds}; {beside})."
     )
 
 
