@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import sys
 import threading
 import time
 from pathlib import Path
@@ -57,8 +58,8 @@ class Drive:
         """Train what is missing; returns the facts."""
         if train == "real":
             train = TrainStack(numerics=ray_place.survey(ray, "cpu").numerics)
-        watch = Watch(say=self.said.append, figures=self._figures)
-        start, failure = time.monotonic(), None
+        watch = Watch(say=self._say, figures=self._figures)
+        failure, self._start = None, time.monotonic()
         executor = RayExecutor(ray, train, watch, policy=policy)
         try:
             executor.run(self.job, self.stacks, self._store, lambda index, done: None)
@@ -66,7 +67,7 @@ class Drive:
             failure = str(error)
         return {
             "failure": failure,
-            "seconds": time.monotonic() - start,
+            "seconds": time.monotonic() - self._start,
             "said": self.said,
             "recovery": self._recovered,
             "trainings": len(list(self.marks.iterdir())),
@@ -77,6 +78,10 @@ class Drive:
     def fault(self) -> None:
         """The fault happens now: time until a shard lost by it is stored counts from here."""
         self._fault_at = time.monotonic()
+
+    def _say(self, sentence: str) -> None:
+        self.said.append(sentence)
+        print(f"{time.monotonic() - self._start:.1f} {sentence}", file=sys.stderr, flush=True)
 
     def _figures(self, figures) -> None:
         self.figures = dict(figures)

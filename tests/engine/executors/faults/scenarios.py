@@ -6,6 +6,7 @@ FOLDER/run receives the run directory, FOLDER/marks one file a training. "real" 
 instead of sleeping. The last line printed is a JSON object of facts.
 """
 
+import contextlib
 import inspect
 import json
 import os
@@ -109,7 +110,8 @@ def freeze_node(folder, train):
             return drive.train(ray, train or fake(drive), IMPATIENT)
         finally:
             for pid in frozen:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def freeze_worker(folder, train):
