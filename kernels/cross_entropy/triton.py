@@ -109,7 +109,7 @@ def cross_entropy_phi_backward(out: tuple[Tensor, ...], grad: Tensor, share: Ten
     with torch.cuda.device_of(share):
         scale[(triton.cdiv(samples, rows), share.shape[0])](
             grad, share, out[0], samples, grad.stride(0), share.stride(0), out[0].stride(0),
-            K=classes, ROWS=rows, COLS=cols,
+            K=classes, ROWS=rows, COLS=cols, num_warps=2,
         )  # fmt: skip
     return out
 
@@ -137,7 +137,7 @@ def _entropy(
             logits, labels, *given, samples, logits.stride(0), labels.stride(0),
             *(t.stride(0) for t in given), K=classes, ROWS=rows, COLS=cols,
             LOSS=loss is not None, PHI=phi is not None, SHARE=share is not None,
-            SCALED=grad is not None,
+            SCALED=grad is not None, num_warps=2,
         )  # fmt: skip
     return given
 

@@ -14,6 +14,9 @@ from kernels.group_norm import triton_passes as passes
 WIDTH = 64
 """Channels of a program at most, unless a single group is wider."""
 
+WARP_ELEMENTS = 512
+"""Elements of a tile for one warp: 8 or 16 a thread, so that accesses stay 128 bits wide."""
+
 
 def _cut(x: Tensor, groups: int) -> dict[str, int]:
     """A program's block of whole groups, and its tile: depends on one sample's shape alone."""
@@ -25,6 +28,10 @@ def _cut(x: Tensor, groups: int) -> dict[str, int]:
     names = ("C", "GROUPS", "SIZE", "WIDTH", "COLS", "ROWS", "HW")
     values = (channels, groups, size, width, cols, rows, x.shape[3] * x.shape[4])
     return dict(zip(names, values, strict=True))
+
+
+def _warps(cut: dict[str, int]) -> int:
+    return max(1, min(4, cut["ROWS"] * cut["COLS"] // WARP_ELEMENTS))
 
 
 def group_norm(
@@ -50,7 +57,7 @@ def group_norm(
         passes.forward[(x.shape[1], triton.cdiv(x.shape[2], cut["WIDTH"]), x.shape[0])](
             x, add, y, gamma, beta, mean, sigma, pitch, gamma.stride(0), beta.stride(0),
             mean.stride(0), eps, WEIGHT=weight is not None, BIAS=bias is not None, RELU=relu,
-            RESIDUAL=residual is not None, **cut,
+            RESIDUAL=residual is not None, num_warps=_warps(cut), **cut,
         )  # fmt: skip
     return out
 
@@ -87,7 +94,7 @@ def group_norm_backward(
         passes.backward[(samples, triton.cdiv(channels, cut["WIDTH"]), models)](
             dy, x, y, dz, dx, gamma, beta, mean, sigma, part, samples, pitch, gamma.stride(0),
             beta.stride(0), mean.stride(0), WEIGHT=weight is not None, BIAS=bias is not None,
-            MASK=mask, WRITE_DZ=need_residual, **cut,
+            MASK=mask, WRITE_DZ=need_residual, num_warps=_warps(cut), **cut,
         )  # fmt: skip
         if weight is not None or need_bias:
             step = tiles(samples, channels)

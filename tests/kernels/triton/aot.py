@@ -26,6 +26,9 @@ WIDE = {
     "apply": ("loads", "stores"),
     "reduce": ("loads",),
     "apply_backward": ("loads", "stores"),
+    "forward": ("loads", "stores"),
+    "backward": ("loads", "stores"),
+    "update_all": ("loads", "stores"),
 }
 """What must go through 128-bit accesses, by kernel."""
 
@@ -57,7 +60,71 @@ def batch_norm(layer, dtype):
         )  # fmt: skip
 
 
-OPS = {"batch_norm": (batch_norm, LAYERS, FLOATS)}
+def group_norm(layer, dtype):
+    from kernels.group_norm import triton as launchers
+
+    x, residual, dy, y, dx, dz = (activation(layer, dtype) for _ in range(6))
+    weight, bias, dweight, dbias = (torch.ones(MODELS, layer[0]) for _ in range(4))
+    mean, sigma = (torch.ones(MODELS, BATCH, 8) for _ in range(2))
+    launchers.group_norm((y, mean, sigma), x, weight, bias, residual, 8, 1e-5, True)
+    for added in (False, True):
+        launchers.group_norm_backward(
+            (dx, dweight, dbias, dz), dy, x, weight, mean, sigma, y, 8, True, added, bias, added
+        )
+
+
+def cross_entropy(classes, dtype):
+    from kernels.cross_entropy import triton as launchers
+
+    logits, share = (torch.empty(MODELS, BATCH, classes, dtype=dtype) for _ in range(2))
+    loss, phi, grad = (torch.empty(MODELS, BATCH) for _ in range(3))
+    labels = torch.zeros(MODELS, BATCH, dtype=torch.int64)
+    launchers.cross_entropy((loss,), logits, labels)
+    launchers.cross_entropy_backward((share,), grad, logits, labels)
+    launchers.cross_entropy_phi((loss, phi, share), logits, labels)
+    launchers.cross_entropy_phi_backward((share,), grad, share)
+
+
+def sgd(shapes, dtype):
+    from kernels.sgd import triton as launchers
+
+    stacks = {str(i): torch.empty(MODELS, *shape) for i, shape in enumerate(shapes)}
+    rate = torch.ones(MODELS)
+    launchers.together(stacks, stacks, stacks, rate, rate, 0.9, True, None, rate)
+
+
+def augment(image, dtype):
+    from kernels.augment import triton as launchers
+
+    height, width, channels = image
+    images = torch.zeros(64, height, width, channels, dtype=torch.uint8).expand(
+        MODELS, -1, -1, -1, -1
+    )
+    index = torch.zeros(MODELS, BATCH, dtype=torch.int64)
+    table = torch.zeros(channels, 256, dtype=dtype).expand(MODELS, -1, -1)
+    batch = activation((channels, height, width), dtype)
+    launchers.augment((batch,), images, index, index, index[:, 0], table, 4, True, 8)
+
+
+def grad_norm(layer, dtype):
+    from kernels.grad_norm import triton as launchers
+
+    x, grad = activation(layer, dtype), activation(layer, dtype)
+    norm = torch.empty(MODELS, BATCH)
+    for form in ("gram", "square"):
+        launchers.conv_norms((norm,), x, grad, 3, 1, 1, True, form)
+    launchers.linear_norms((norm,), x[:, :, :, 0, 0].contiguous(), norm[:, :, None], True)
+
+
+PARAMETERS = [(64, 3, 3, 3), (64,), (64,), (128, 64, 3, 3), (128,), (128,), (10, 128), (10,)]
+OPS = {
+    "batch_norm": (batch_norm, LAYERS, FLOATS),
+    "group_norm": (group_norm, LAYERS, FLOATS),
+    "cross_entropy": (cross_entropy, {"10 classes": 10, "128 classes": 128}, FLOATS),
+    "sgd": (sgd, {"8 parameters": PARAMETERS}, {"fp32": torch.float32}),
+    "grad_norm": (grad_norm, LAYERS, FLOATS),
+    "augment": (augment, {"32x32x3": (32, 32, 3)}, FLOATS),
+}
 
 
 def main():
