@@ -86,6 +86,10 @@ def test_page_leads_with_the_answer_and_holds_the_promised_parts(page, findings)
     assert page.index(findings.answer) < page.index("Claims") < page.index("ROC")
     for told in (findings.question, "eval mode", "0123456789ab", "2.14.1", "a processor", "numba"):
         assert told in text
+    assert "lenet with batch norm, γ/σ penalty (hinge, λ = 0.01)" in text
+    assert "20 of 400 samples carry a wrong label" in text
+    assert "20 of 400 samples replaced by images of mnist with random labels" in text
+    assert "6 epochs of SGD, batch 32, learning rate 0.05 (cosine)" in text
     for title in ("Learning", "Memorization", "γ/σ", "Left out", "How to read this"):
         assert title in text
 
@@ -153,7 +157,9 @@ def test_one_arm_on_clean_data(tmp_path):
     page = write_report(run, analyse(run)).read_text()
     assert "LiRA tells members of nobn from non-members" in page
     assert "No claim is tested" in page
-    assert "outliers" not in " ".join(read(page).text).split("How to read this")[0]
+    text = " ".join(read(page).text).split("How to read this")[0]
+    assert "no outliers" in text
+    assert "outliers" not in text.replace("no outliers", "")
 
 
 def test_query_mode_that_leaks_is_said_first(findings):
