@@ -52,45 +52,22 @@ def _gather(lane, total_C):
 
 
 @kernel
-def _sum_tiles(x, lane):
-    for start in range(0, x.size, lane.size):
-        tile = x[start : start + lane.size]
-        for j in range(tile.size):
-            lane[j] += tile[j]
-
-
-@kernel
-def _square_tiles(x, mean, lane):
-    for start in range(0, x.size, lane.size):
-        tile = x[start : start + lane.size]
-        for j in range(tile.size):
-            away = tile[j] - mean[j]
-            lane[j] += away * away
-
-
-@kernel
-def _product_tiles(grad, x, mean, lane_1, lane_2):
-    for start in range(0, x.size, lane_1.size):
-        tile, slope = x[start : start + lane_1.size], grad[start : start + lane_1.size]
-        for j in range(tile.size):
-            lane_1[j] += slope[j]
-            lane_2[j] += slope[j] * (tile[j] - mean[j])
-
-
-@kernel
 def sums(x, channels, last, total_C):
     """total_c += sum of x over a run of samples (float64)."""
     if last:
-        lane = np.zeros(lanes_of(channels, x.size), np.float32)
-        _sum_tiles(x, lane)
+        lanes = lanes_of(channels, x.size)
+        lane = np.zeros(lanes, np.float32)
+        for start in range(0, x.size, lanes):
+            at = np.uintp(start)
+            for j in range(min(lanes, x.size - start)):
+                lane[j] += x[at + np.uintp(j)]
         _gather(lane, total_C)
         return
-    pixels = x.size // channels if x.size else 0
+    pixels = x.size // channels
     for c in range(channels):
-        plane = x[c * pixels : (c + 1) * pixels]
-        total = ZERO
-        for j in range(plane.size):
-            total += plane[j]
+        at, total = np.uintp(c * pixels), ZERO
+        for j in range(pixels):
+            total += x[at + np.uintp(j)]
         total_C[c] += total
 
 
@@ -99,16 +76,20 @@ def squares(x, mean_C, last, total_C):
     """total_c += sum of (x - mean_c)² over a run of samples (float64)."""
     channels = mean_C.size
     if last:
-        lane = np.zeros(lanes_of(channels, x.size), np.float32)
-        _square_tiles(x, _repeated(mean_C, lane.size), lane)
+        lanes = lanes_of(channels, x.size)
+        lane, mean = np.zeros(lanes, np.float32), _repeated(mean_C, lanes)
+        for start in range(0, x.size, lanes):
+            at = np.uintp(start)
+            for j in range(min(lanes, x.size - start)):
+                away = x[at + np.uintp(j)] - mean[j]
+                lane[j] += away * away
         _gather(lane, total_C)
         return
     pixels = x.size // channels
     for c in range(channels):
-        plane = x[c * pixels : (c + 1) * pixels]
-        mean, total = mean_C[c], ZERO
-        for j in range(plane.size):
-            away = plane[j] - mean
+        at, mean_c, total = np.uintp(c * pixels), mean_C[c], ZERO
+        for j in range(pixels):
+            away = x[at + np.uintp(j)] - mean_c
             total += away * away
         total_C[c] += total
 
@@ -120,17 +101,23 @@ def products(grad, x, mean_C, last, total_1_C, total_2_C):
     if last:
         lanes = lanes_of(channels, x.size)
         lane_1, lane_2 = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
-        _product_tiles(grad, x, _repeated(mean_C, lanes), lane_1, lane_2)
+        mean = _repeated(mean_C, lanes)
+        for start in range(0, x.size, lanes):
+            at = np.uintp(start)
+            for j in range(min(lanes, x.size - start)):
+                slope = grad[at + np.uintp(j)]
+                lane_1[j] += slope
+                lane_2[j] += slope * (x[at + np.uintp(j)] - mean[j])
         _gather(lane_1, total_1_C)
         _gather(lane_2, total_2_C)
         return
     pixels = x.size // channels
     for c in range(channels):
-        plane, slope = x[c * pixels : (c + 1) * pixels], grad[c * pixels : (c + 1) * pixels]
-        mean, total_1, total_2 = mean_C[c], ZERO, ZERO
-        for j in range(plane.size):
-            total_1 += slope[j]
-            total_2 += slope[j] * (plane[j] - mean)
+        at, mean_c, total_1, total_2 = np.uintp(c * pixels), mean_C[c], ZERO, ZERO
+        for j in range(pixels):
+            slope = grad[at + np.uintp(j)]
+            total_1 += slope
+            total_2 += slope * (x[at + np.uintp(j)] - mean_c)
         total_1_C[c] += total_1
         total_2_C[c] += total_2
 
@@ -149,27 +136,31 @@ def floor_of(relu):
 
 
 @kernel
-def _map_tile(x, residual, mean, scale, shift, extra, floor, out):
+def _map_tile(x, residual, mean, scale, shift, extra, floor, out, at, count):
     if extra:
-        for j in range(out.size):
-            value = (x[j] - mean[j]) * scale[j] + shift[j] + residual[j]
-            out[j] = floor if value <= floor else value
+        for j in range(count):
+            i = at + np.uintp(j)
+            value = (x[i] - mean[j]) * scale[j] + shift[j] + residual[i]
+            out[i] = floor if value <= floor else value
     else:
-        for j in range(out.size):
-            value = (x[j] - mean[j]) * scale[j] + shift[j]
-            out[j] = floor if value <= floor else value
+        for j in range(count):
+            i = at + np.uintp(j)
+            value = (x[i] - mean[j]) * scale[j] + shift[j]
+            out[i] = floor if value <= floor else value
 
 
 @kernel
-def _map_plane(x, residual, mean, scale, shift, extra, floor, out):
+def _map_plane(x, residual, mean, scale, shift, extra, floor, out, at, count):
     if extra:
-        for j in range(out.size):
-            value = (x[j] - mean) * scale + shift + residual[j]
-            out[j] = floor if value <= floor else value
+        for j in range(count):
+            i = at + np.uintp(j)
+            value = (x[i] - mean) * scale + shift + residual[i]
+            out[i] = floor if value <= floor else value
     else:
-        for j in range(out.size):
-            value = (x[j] - mean) * scale + shift
-            out[j] = floor if value <= floor else value
+        for j in range(count):
+            i = at + np.uintp(j)
+            value = (x[i] - mean) * scale + shift
+            out[i] = floor if value <= floor else value
 
 
 @kernel
@@ -180,29 +171,15 @@ def mapped(x, residual, mean_C, scale_C, shift_C, samples, last, extra, relu, ou
         lanes = lanes_of(channels, x.size)
         mean, scale = _repeated(mean_C, lanes), _repeated(scale_C, lanes)
         shift = _repeated(shift_C, lanes)
-        for a in range(0, x.size, lanes):
-            b = a + lanes
-            _map_tile(x[a:b], residual[a:b], mean, scale, shift, extra, floor, out[a:b])
+        for start in range(0, x.size, lanes):
+            at, count = np.uintp(start), min(lanes, x.size - start)
+            _map_tile(x, residual, mean, scale, shift, extra, floor, out, at, count)
         return
     pixels = x.size // max(1, samples * channels)
     for row in range(samples * channels):
-        c, a, b = row % channels, row * pixels, (row + 1) * pixels
-        rest = residual[a:b]
-        _map_plane(x[a:b], rest, mean_C[c], scale_C[c], shift_C[c], extra, floor, out[a:b])
-
-
-@kernel
-def _slope_tile(grad, y, x, mean, scale, along, shift, floor, out):
-    for j in range(out.size):
-        slope = ZERO if y[j] <= floor else grad[j]
-        out[j] = slope * scale[j] + (x[j] - mean[j]) * along[j] + shift[j]
-
-
-@kernel
-def _slope_plane(grad, y, x, mean, scale, along, shift, floor, out):
-    for j in range(out.size):
-        slope = ZERO if y[j] <= floor else grad[j]
-        out[j] = slope * scale + (x[j] - mean) * along + shift
+        c, at = row % channels, np.uintp(row * pixels)
+        mean_c, scale_c, shift_c = mean_C[c], scale_C[c], shift_C[c]
+        _map_plane(x, residual, mean_c, scale_c, shift_c, extra, floor, out, at, pixels)
 
 
 @kernel
@@ -213,15 +190,21 @@ def sloped(grad, y, x, mean_C, scale_C, along_C, shift_C, samples, last, relu, o
         lanes = lanes_of(channels, x.size)
         mean, scale = _repeated(mean_C, lanes), _repeated(scale_C, lanes)
         along, shift = _repeated(along_C, lanes), _repeated(shift_C, lanes)
-        for a in range(0, x.size, lanes):
-            b = a + lanes
-            _slope_tile(grad[a:b], y[a:b], x[a:b], mean, scale, along, shift, floor, out[a:b])
+        for start in range(0, x.size, lanes):
+            at = np.uintp(start)
+            for j in range(min(lanes, x.size - start)):
+                i = at + np.uintp(j)
+                slope = ZERO if y[i] <= floor else grad[i]
+                out[i] = slope * scale[j] + (x[i] - mean[j]) * along[j] + shift[j]
         return
     pixels = x.size // max(1, samples * channels)
     for row in range(samples * channels):
-        c, a, b = row % channels, row * pixels, (row + 1) * pixels
+        c, at = row % channels, np.uintp(row * pixels)
         mean_c, scale_c, along_c, shift_c = mean_C[c], scale_C[c], along_C[c], shift_C[c]
-        _slope_plane(grad[a:b], y[a:b], x[a:b], mean_c, scale_c, along_c, shift_c, floor, out[a:b])
+        for j in range(pixels):
+            i = at + np.uintp(j)
+            slope = ZERO if y[i] <= floor else grad[i]
+            out[i] = slope * scale_c + (x[i] - mean_c) * along_c + shift_c
 
 
 @kernel

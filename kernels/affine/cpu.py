@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels._channels import constants, flat, flat_or
 from kernels._channels import cpu as channels
-from kernels._channels.cpu import mapped, mask, reduced
+from kernels._channels.cpu import mapped, mask, reduced, sloped
 from kernels._compiled.cpu import compiler
 from kernels._layout import as_activation, channels_last
 
@@ -73,6 +73,7 @@ def affine_backward(
         need_residual,
         scale is not None or shift_shape is not None,
         need_x,
+        scale is not None,
         grad[0].numel(),
     )
     if scale is not None:
@@ -99,7 +100,7 @@ def affine_stack(
 @kernel
 def affine_backward_stack(
     grad_all, grad_pitch, y_all, y_pitch, x_all, x_pitch, dx_all, dx_pitch, rest_all, rest_pitch,
-    scale_MC, both_2MC, whole_2M, samples, last, relu, keep, sums_too, need_x, count,
+    scale_MC, both_2MC, whole_2M, samples, last, relu, keep, sums_too, need_x, scaled, count,
 ):  # fmt: skip
     """Gradients of every model; per-channel sums of the gradient and of its product with x."""
     models, channels = scale_MC.shape
@@ -123,7 +124,10 @@ def affine_backward_stack(
             whole_2M[0, m], whole_2M[1, m] = total_2.sum(), total_1.sum()
         if need_x:
             dx = dx_all[m * dx_pitch : m * dx_pitch + count]
-            if relu and not keep:
+            if scaled:
+                cut = relu and not keep
+                sloped(grad, y, x, zero_C, scale_MC[m], zero_C, zero_C, samples, last, cut, dx)
+            elif relu and not keep:
                 mask(grad, y, dx)
-                grad = dx
-            mapped(grad, grad, zero_C, scale_MC[m], zero_C, samples, last, False, False, dx)
+            else:
+                dx[:] = grad

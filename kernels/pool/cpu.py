@@ -18,6 +18,8 @@ from kernels._layout import as_activation, channels_last
 
 kernel = compiler(__file__, channels.__file__)
 ZERO = np.float32(0)
+ONE, TWO = np.uintp(1), np.uintp(2)
+"""Unsigned indices need no check for Python's negative ones, which stops vectorising."""
 
 
 def _planes(x: Tensor) -> tuple[int, int, int, int]:
@@ -66,41 +68,85 @@ def global_avg_pool(out: tuple[Tensor, ...], x: Tensor) -> None:
 
 
 @kernel
+def _larger(value, place, best, where):
+    """The later element takes over where it is larger or NaN."""
+    takes = value > best or value != value
+    return (value if takes else best), (place if takes else where)
+
+
+@kernel
+def _pair_of_rows(x, upper, lower, columns, inner, y, where, at):
+    """Maxima of a row of 2 x 2 windows, and their places, from two rows of x on."""
+    zero, one, two, three = np.uint8(0), np.uint8(1), np.uint8(2), np.uint8(3)
+    if inner == 1:
+        for j in range(columns):
+            left = TWO * np.uintp(j)
+            best, place = _larger(x[upper + left + ONE], one, x[upper + left], zero)
+            best, place = _larger(x[lower + left], two, best, place)
+            best, place = _larger(x[lower + left + ONE], three, best, place)
+            y[at + np.uintp(j)], where[at + np.uintp(j)] = best, place
+        return
+    for j in range(columns):
+        left, to = TWO * np.uintp(j) * inner, at + np.uintp(j) * inner
+        for i in range(inner):
+            c = np.uintp(i)
+            right = left + inner + c
+            best, place = _larger(x[upper + right], one, x[upper + left + c], zero)
+            best, place = _larger(x[lower + left + c], two, best, place)
+            best, place = _larger(x[lower + right], three, best, place)
+            y[to + c], where[to + c] = best, place
+
+
+@kernel
+def _any_rows(x, top, width, columns, inner, size, y, where, at):
+    """Maxima of a row of windows of any size."""
+    for j in range(columns):
+        for c in range(inner):
+            best, place = x[top + np.uintp(j * size * inner + c)], np.uint8(0)
+            for q in range(1, size * size):
+                away = (q // size * width + j * size + q % size) * inner + c
+                best, place = _larger(x[top + np.uintp(away)], np.uint8(q), best, place)
+            to = at + np.uintp(j * inner + c)
+            y[to], where[to] = best, place
+
+
+@kernel
 def max_pool_stack(
     x_all, x_pitch, y_all, y_pitch, where_all, where_pitch, models, planes, height, width, inner,
     size,
 ):  # fmt: skip
-    """The first pass over a row of windows finds the maxima, the second where they come from."""
+    """One row of windows after another."""
     rows, columns = height // size, width // size
-    run = columns * inner
+    line, run = width * inner, columns * inner
     for m in range(models):
+        y = y_all[m * y_pitch : m * y_pitch + planes * rows * run]
+        where = where_all[m * where_pitch : m * where_pitch + planes * rows * run]
         for row in range(planes * rows):
-            at = row * run
-            y = y_all[m * y_pitch + at : m * y_pitch + at + run]
-            where = where_all[m * where_pitch + at : m * where_pitch + at + run]
-            top = m * x_pitch + (row // rows * height + row % rows * size) * width * inner
-            for q in range(size * size):
-                start = top + (q // size * width + q % size) * inner
-                x = x_all[start : start + (columns - 1) * size * inner + inner]
-                place = np.uint8(q)
-                if inner == 1:
-                    for j in range(columns):
-                        value = x[j * size]
-                        if q == 0 or value > y[j] or value != value:
-                            y[j], where[j] = value, place
-                    continue
-                for j in range(columns):
-                    pixel = x[j * size * inner : j * size * inner + inner]
-                    best = y[j * inner : j * inner + inner]
-                    spot = where[j * inner : j * inner + inner]
-                    if q == 0:
-                        best[:] = pixel
-                        spot[:] = 0
-                        continue
-                    for c in range(inner):
-                        larger = pixel[c] > best[c] or pixel[c] != pixel[c]
-                        spot[c] = place if larger else spot[c]
-                        best[c] = pixel[c] if larger else best[c]
+            top = m * x_pitch + (row // rows * height + row % rows * size) * line
+            upper, lower, at = np.uintp(top), np.uintp(top + line), np.uintp(row * run)
+            if size == 2:
+                _pair_of_rows(x_all, upper, lower, columns, np.uintp(inner), y, where, at)
+            else:
+                _any_rows(x_all, upper, width, columns, inner, size, y, where, at)
+
+
+@kernel
+def _scatter_row(grad, where, at, columns, inner, size, first, dx, to):
+    """One row of pixels from its row of windows; `first` is the place of a window's left pixel."""
+    if inner == 1 and size == 2:
+        for i in range(columns):
+            j = np.uintp(i)
+            slope, place, left = grad[at + j], where[at + j], to + TWO * j
+            dx[left] = slope if place == first else ZERO
+            dx[left + ONE] = slope if place == first + np.uint8(1) else ZERO
+        return
+    for j in range(columns):
+        source = at + np.uintp(j * inner)
+        for q in range(size):
+            place, start = np.uint8(first + q), to + np.uintp((j * size + q) * inner)
+            for i in range(inner):
+                c = np.uintp(i)
+                dx[start + c] = grad[source + c] if where[source + c] == place else ZERO
 
 
 @kernel
@@ -110,32 +156,20 @@ def max_pool_backward_stack(
 ):  # fmt: skip
     """Every element of dx is written once, by the window it lies in, or set to 0."""
     rows, columns = height // size, width // size
-    run = columns * inner
+    line, run = width * inner, columns * inner
     for m in range(models):
-        for line in range(planes * height):
-            plane, y = line // height, line % height
-            start = m * dx_pitch + line * width * inner
-            dx = dx_all[start : start + width * inner]
-            if y // size >= rows:
-                dx[:] = ZERO
-                continue
-            dx[run * size :] = ZERO
-            at = (plane * rows + y // size) * run
-            grad = grad_all[m * grad_pitch + at : m * grad_pitch + at + run]
-            where = where_all[m * where_pitch + at : m * where_pitch + at + run]
-            for q in range(size):
-                place = np.uint8(y % size * size + q)
-                if inner == 1:
-                    for j in range(columns):
-                        dx[j * size + q] = grad[j] if where[j] == place else ZERO
-                    continue
-                for j in range(columns):
-                    first = (j * size + q) * inner
-                    pixel = dx[first : first + inner]
-                    slope = grad[j * inner : j * inner + inner]
-                    spot = where[j * inner : j * inner + inner]
-                    for c in range(inner):
-                        pixel[c] = slope[c] if spot[c] == place else ZERO
+        grad = grad_all[m * grad_pitch : m * grad_pitch + planes * rows * run]
+        where = where_all[m * where_pitch : m * where_pitch + planes * rows * run]
+        dx = dx_all[m * dx_pitch : m * dx_pitch + planes * height * line]
+        for row in range(planes * height):
+            plane, y = row // height, row % height
+            filled = run * size if y // size < rows else 0
+            if filled < line:
+                dx[row * line + filled : (row + 1) * line] = ZERO
+            if filled:
+                at, first = (plane * rows + y // size) * run, np.uint8(y % size * size)
+                to = np.uintp(row * line)
+                _scatter_row(grad, where, np.uintp(at), columns, inner, size, first, dx, to)
 
 
 @kernel
