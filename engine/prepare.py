@@ -159,10 +159,10 @@ def _check_sizes(study: Study, mask: npt.NDArray[np.bool_]) -> None:
 def _digest(data: StudyData) -> str:
     """SHA-256 over every image and label a model can see."""
     hasher = hashlib.sha256(repr(data.images_RHWC.shape).encode())
-    hasher.update(np.ascontiguousarray(data.images_RHWC))
-    hasher.update(np.ascontiguousarray(data.population_labels_Z))
+    hasher.update(np.ascontiguousarray(data.images_RHWC).data)
+    hasher.update(np.ascontiguousarray(data.population_labels_Z).data)
     for name, table in sorted(data.tables.items()):
         hasher.update(name.encode())
-        hasher.update(np.ascontiguousarray(table.label_N))
-        hasher.update(np.ascontiguousarray(table.image_N))
+        hasher.update(np.ascontiguousarray(table.label_N).data)
+        hasher.update(np.ascontiguousarray(table.image_N).data)
     return hasher.hexdigest()

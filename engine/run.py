@@ -1,6 +1,7 @@
 """`run_study`: plan, train, attack, report. The whole story of a run in one place."""
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ def run_study(study: Study, options: Options, console: Console) -> Path | None:
     _print_study(study, console)
     if options.dry_run:
         place = LocalPlace(resolve_device(options.device))
-        sizes = cost.known_sizes(study) or _sizes(prepare(study, offline=options.offline))
+        sizes = cost.known_sizes(study) or _sizes(_without_writing(study, options))
         _print_cost(study, sizes, list(store.study_refs(study)), place, console)
         return None
     _check_out(options.out)
@@ -93,6 +94,12 @@ PLACES: dict[str, Callable[[Study, Options], AbstractContextManager[Place]]] = {
     "ray": _ray,
 }
 """Executor's name -> what opens the place where it trains."""
+
+
+def _without_writing(study: Study, options: Options) -> Prepared:
+    """The prepared study, read by the loader that leaves nothing in the cache."""
+    data = dataclasses.replace(study.data, loader="resident")
+    return prepare(dataclasses.replace(study, data=data), offline=options.offline)
 
 
 def resolve_device(name: str) -> str:
