@@ -143,7 +143,12 @@ def legend(figure: Figure, entries: Sequence[tuple[str, dict[str, Any]]]) -> Non
     columns = -(-len(handles) // rows)
     by_column = [handle for start in range(columns) for handle in handles[start::columns]]
     figure.legend(
-        handles=by_column, loc="outside upper left", ncols=columns, frameon=False, fontsize=9
+        handles=by_column,
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
     )
 
 

@@ -16,6 +16,7 @@ from engine.figures import ARM_INKS, GRID, INK, MUTED, PAPER, Drawing, draw_all
 from engine.findings import Findings
 from engine.report_text import care, context, facts, legend, reading
 from engine.store import Run
+from engine.wording import on_outliers
 
 INKS: Mapping[str, str] = {
     INK: "--ink",
@@ -55,6 +56,7 @@ def render(findings: Findings, drawings: tuple[Drawing, ...]) -> str:
     body = [
         f"<h1>{escape(findings.question)}</h1>",
         f'<p class="answer">{escape(findings.answer)}</p>',
+        f'<p class="beside">{escape(on_outliers(findings))}</p>',
         f'<p class="quiet">{escape(context(findings))}</p>',
         legend(findings),
         shown("differences"),

@@ -145,7 +145,7 @@ def facts(findings: Findings) -> str:
         "hardware": _pairs(_map(manifest, "hardware")),
         "arithmetic": f"{numerics.get('device', '')} {numerics.get('isa', '')}".strip(),
         "versions": _pairs(_map(manifest, "versions")),
-        "implementations": _pairs(_map(numerics, "kernels")),
+        "implementations": _implementations(_map(numerics, "kernels")),
     }
     items = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(str(told))}</dd>"
@@ -162,6 +162,24 @@ def _map(facts_: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _pairs(facts_: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {told}" for name, told in facts_.items())
+
+
+def _implementations(plan: Mapping[str, Any]) -> str:
+    """The numeric plan by implementation: "cpu: conv2d, linear; reference: global_avg_pool".
+
+    >>> _implementations({"a:cpu:float32": "cpu", "a_backward:cpu:float32": "cpu", "isa": "X"})
+    'cpu: a'
+    >>> _implementations({"a:cpu:float32": "cpu", "a_backward:cpu:float32": "reference"})
+    'cpu: a; reference: a backward'
+    """
+    ops = {name.split(":")[0]: str(told) for name, told in plan.items() if ":" in name}
+    grouped: dict[str, list[str]] = {}
+    for op, told in ops.items():
+        forward = op.removesuffix("_backward")
+        if forward == op or ops.get(forward) != told:
+            named = op if forward == op else f"{forward} backward"
+            grouped.setdefault(told, []).append(named)
+    return "; ".join(f"{told}: {', '.join(names)}" for told, names in grouped.items())
 
 
 def _data(data: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.findings import GROUPS, CellFindings, Contrast, Estimate, Findings
-from engine.wording import DASH, full, half_width, jackknifed, number, percent
+from engine.wording import DASH, full, half_width, jackknifed, number, on_outliers, percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +125,8 @@ def footer(findings: Findings) -> list[str]:
         for cell in findings.cells
         if cell.diverged
     ]
-    return [*lines, findings.headline, findings.answer]
+    outliers = on_outliers(findings)
+    return [*lines, findings.headline, *([outliers] if outliers else []), findings.answer]
 
 
 def plain(head: Row, rows: Sequence[Row]) -> str:

@@ -180,6 +180,28 @@ def answer(findings: Findings) -> str:
     )
 
 
+def on_outliers(findings: Findings) -> str:
+    """What the compared arms did with the outliers, in one sentence; empty where there are none."""
+    contrast = main_pair(findings)
+    if contrast is None or not findings.mix(contrast.mix).outliers:
+        return ""
+    gap = contrast.differences["outlier_gap"]
+    inside = [
+        findings.cell(contrast.mix, arm).rates["outlier_in_accuracy"].value
+        for arm in (contrast.left, contrast.right)
+    ]
+    if math.isnan(gap.value):
+        return ""
+    bounds = interval(gap, 1, 100, signed=True)
+    told = f"{percent(findings.level)} interval {bounds}" if bounds else gap.reason
+    return (
+        f"Of the outliers it trained on, {contrast.left} predicts {number(100 * inside[0], 0)} % "
+        f"with the label it was shown, {contrast.right} {number(100 * inside[1], 0)} %; counting "
+        "only what training on them adds (IN − OUT accuracy), the difference is "
+        f"{number(100 * gap.value, 1, signed=True)} points ({told})."
+    )
+
+
 def _direction(difference: Estimate, contrast: Contrast) -> str:
     members = "members are {} to tell from non-members with " + contrast.left
     rival = f"than with {contrast.right}"

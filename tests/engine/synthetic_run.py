@@ -82,7 +82,12 @@ def manifest(study, samples, tables):
             "device": "cpu",
             "isa": "AVX512",
             "versions": {"torch": "2.14.1"},
-            "kernels": {"conv2d": "cpu: oneDNN per model", "batch_norm": "cpu: numba fused"},
+            "kernels": {
+                "isa": "AVX512",
+                "conv2d:cpu:float32": "cpu",
+                "conv2d_backward:cpu:float32": "cpu",
+                "max_pool:cpu:float32": "reference",
+            },
         },
         "hardware": {"cpu": "a processor", "cores": 2},
         "versions": {"python": "3.11.2", "shadow-engine": "0.1.0", "torch": "2.14.1"},
