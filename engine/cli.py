@@ -28,9 +28,7 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Where run directories go.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    executor: Annotated[
-        str, typer.Option(help="Where stacks train: local or ray.")
-    ] = "local",
+    executor: Annotated[str, typer.Option(help="Where stacks train: local or ray.")] = "local",
     address: Annotated[
         str, typer.Option(help="A Ray cluster: local, auto or HOST:PORT (default: the job's own).")
     ] = "",
@@ -86,6 +84,35 @@ def status(path: RunPath) -> None:
 
 
 @app.command()
+def attack(
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_FOLDER", help="A run, or scores in a known layout.")
+    ],
+    names: Annotated[
+        list[str], typer.Option("--attack", metavar="NAME[,NAME]", help="Attacks by name.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attacks; repeatable."),
+    ] = None,
+    targets: Annotated[str, typer.Option(help="all, last, or numbers joined by commas.")] = "all",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for attacks.parquet and scores.npz.")
+    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+) -> None:
+    """Attack a run of ours or other people's scores; names MIX/ARM after the path pick cells."""
+    from engine.attack import attack as run_attack
+    from engine.attack_table import print_attacked
+
+    extra = more or []
+    cells = [text for text in extra if "=" not in text]
+    chosen = [*(settings or []), *(text for text in extra if "=" in text)]
+    found = run_attack(path, names, settings=chosen, targets=targets, cells=cells, out=out)
+    print_attacked(found, _console())
+
+
+@app.command()
 def report(path: RunPath) -> None:
     """Attack a finished run again and rebuild its report."""
     from engine.run import report as rebuild
@@ -109,7 +136,9 @@ def export(
 
 
 def _console() -> Console:
-    return Console()
+    """Terminals keep their width; files and pipes get lines wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 def main() -> None:
