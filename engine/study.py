@@ -260,6 +260,7 @@ def unknown(what: str, given: str, known: Collection[str]) -> str:
     """One sentence for a name that does not exist: the nearest valid one and the whole list."""
     import difflib
 
-    nearest = difflib.get_close_matches(given, list(known), n=1, cutoff=0.4)
+    longer = [name for name in known if given and name.startswith(given)]
+    nearest = longer or difflib.get_close_matches(given, list(known), n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
     return f"unknown {what} '{given}': {hint}known are {', '.join(known)}"
