@@ -131,12 +131,14 @@ def _attack_finding(study: Study, scores: CellScores, group: str, samples: int) 
 
 def _rate_at(found: GroupScores, column: int, alpha: float, level: float) -> RateAt:
     rate = found.tpr_A[column]
+    low, high = found.bound_TA2[:, column].mean(0)
     return RateAt(
         alpha=alpha,
         tpr=rate.estimate(level),
         realised_fpr=float(found.realised_fpr_TA[:, column].mean()),
         non_members=int(found.non_members_T.min()),
         refused=rate.undefined,
+        bound=(float(low), float(high)) if rate.undefined and np.isfinite(low + high) else None,
     )
 
 

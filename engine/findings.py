@@ -62,13 +62,18 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class RateAt:
-    """TPR at a false-positive rate. `refused` gives the bound where alpha is below 1 / n_out."""
+    """TPR at a false-positive rate, or, where alpha is below 1 / n_out, why it is refused.
+
+    realised_fpr: mean over targets of the rate at which the TPR was read. bound: a refused TPR lies
+    between these, the mean TPRs without and with at most one false positive.
+    """
 
     alpha: float
     tpr: Estimate
     realised_fpr: float
     non_members: int
     refused: str = ""
+    bound: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

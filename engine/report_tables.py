@@ -12,6 +12,7 @@ from engine.findings import (
     Estimate,
     Findings,
     Measure,
+    RateAt,
 )
 from engine.wording import DASH, NAMES, counted, half_width, interval, number, percent
 
@@ -106,8 +107,8 @@ def cells(findings: Findings) -> str:
                 rows.append(f"{_row_tag(first)}{lead}{rest}</tr>")
     caption = (
         "Means over models. IN: trained on by the model, OUT: left out of its training, both with "
-        "the label trained on; test: never used. TPR: online LiRA. ± is half the width of the "
-        f"{percent(findings.level)} interval."
+        "the label trained on; test: never used. TPR: online LiRA, with the FPR it was read at, or "
+        f"what it lies between. ± is half the width of the {percent(findings.level)} interval."
     )
     return table(head, rows, caption, 3) + notes.html()
 
@@ -141,8 +142,22 @@ def _cell_row(notes: Notes, findings: Findings, cell: CellFindings, group: str) 
         if attack is None:
             parts.append(f'<td class="n">{DASH}{notes.mark(cell.refused)}</td>')
         else:
-            parts.append(value(notes, attack.tpr[i].tpr, 3))
+            parts.append(_rate(notes, attack.tpr[i]))
     return "".join(parts)
+
+
+def _rate(notes: Notes, rate: RateAt) -> str:
+    """A TPR with its half width and the false-positive rate it was read at, or what encloses it."""
+    if rate.refused:
+        beneath = ""
+        if rate.bound is not None:
+            beneath = f"{number(rate.bound[0], 3)} to {number(rate.bound[1], 3)}"
+    else:
+        realised = f"at {100 * rate.realised_fpr:.2g} %"
+        beneath = f"{half_width(rate.tpr, 3)} {realised}".strip()
+    shown = number(rate.tpr.value, 3)
+    mark = notes.mark(rate.tpr.reason)
+    return f'<td class="n">{shown}{mark}<span class="ci">{beneath}</span></td>'
 
 
 def contrasts(findings: Findings) -> str:
@@ -297,12 +312,22 @@ def _verdict(row: ClaimRow) -> str:
     return text
 
 
+EXCLUDED = {
+    "target_not_finite": "with a target’s score that is not finite",
+    "no_in": "without IN models",
+    "no_out": "without OUT models",
+    "one_in": "with one IN model",
+    "one_out": "with one OUT model",
+    "score_not_finite": "with an attack score that is not finite",
+}
+
+
 def exclusions(findings: Findings) -> str:
     """Diverged models, excluded samples and shadow counts, cell by cell."""
     rows = []
     for cell in findings.cells:
         reasons = ", ".join(
-            f"{count:,} {name.replace('_', ' ')}" for name, count in cell.excluded.items()
+            f"{count:,} {EXCLUDED.get(name, name)}" for name, count in cell.excluded.items()
         )
         undefined = sum(histogram.undefined for histogram in cell.memorization.values())
         sides = [

@@ -63,6 +63,8 @@ def _outcome(
     for column, alpha in enumerate(study.attacks.fpr):
         row[f"tpr_at_{alpha:g}"] = _known(found.tpr_TA[position, column])
         row[f"realised_fpr_at_{alpha:g}"] = _known(found.realised_fpr_TA[position, column])
+        for bound, side in enumerate(("low", "high")):
+            row[f"tpr_bound_{side}_at_{alpha:g}"] = _known(found.bound_TA2[position, column, bound])
     return row
 
 

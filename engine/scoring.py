@@ -40,6 +40,8 @@ class GroupScores:
     auc_T: Floats
     tpr_TA: Floats
     realised_fpr_TA: Floats
+    bound_TA2: Floats
+    """What encloses a refused TPR; NaN where it is given."""
     non_members_T: Ints
     members_T: Ints
     excluded_T: Ints
@@ -129,6 +131,7 @@ def _group_scores(
         Replicated(value=float(evaluation.value_GK[column, k]), replicates_G=replicates_RK[:, k])
         for k in range(len(evaluation.metrics))
     ]
+    realised_TA, bound_TA2 = _read_off(attacked, chosen_N, alphas)
     for k, alpha in enumerate(alphas):
         if fewest * alpha < 1:
             means[k + 1] = undefined(
@@ -138,7 +141,8 @@ def _group_scores(
     return GroupScores(
         auc_T=values_TK[:, 0],
         tpr_TA=values_TK[:, 1:],
-        realised_fpr_TA=_realised(attacked, chosen_N, alphas),
+        realised_fpr_TA=realised_TA,
+        bound_TA2=bound_TA2,
         members_T=evaluation.n_in_TG[models, column],
         non_members_T=evaluation.n_out_TG[models, column],
         excluded_T=evaluation.excluded_TG[models, column],
@@ -147,13 +151,19 @@ def _group_scores(
     )
 
 
-def _realised(attacked: AttackScores, chosen_N: Bools, alphas: Sequence[float]) -> Floats:
-    """The false-positive rate at which each target's TPR was read, (T, A); NaN where refused."""
-    rows = [
-        [tpr_at_fpr(scores_N[chosen_N], member_N[chosen_N], a).realised_fpr for a in alphas]
-        for scores_N, member_N in zip(attacked.scores_TN, attacked.membership_TN, strict=True)
-    ]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), len(alphas))
+def _read_off(
+    attacked: AttackScores, chosen_N: Bools, alphas: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """The false-positive rates at which TPRs were read, (T, A), and what encloses refused ones."""
+    shape = (len(attacked.targets_T), len(alphas))
+    realised_TA, bound_TA2 = np.full(shape, math.nan), np.full((*shape, 2), math.nan)
+    for t, member_N in enumerate(attacked.membership_TN):
+        for a, alpha in enumerate(alphas):
+            found = tpr_at_fpr(attacked.scores_TN[t, chosen_N], member_N[chosen_N], alpha)
+            realised_TA[t, a] = found.realised_fpr
+            if found.bound is not None:
+                bound_TA2[t, a] = found.bound
+    return realised_TA, bound_TA2
 
 
 def _refused(mode: Mode, models: Ints, reason: str) -> CellScores:

@@ -13,7 +13,10 @@ from synthetic_run import ARMS, KEEP, MIXES, OOD, SHIFT, a_study, make_run
 from attacks.lira import lira
 from attacks.types import ScoreMatrix
 from engine.analysis import analyse
-from engine.study import Mix
+from engine.report import write_report
+from engine.store import open_run
+from engine.study import Attacks, Mix
+from engine.summary import tables
 
 FLIP5 = {"flip5": MIXES["flip5"]}
 CLEAN = {"clean": Mix()}
@@ -163,6 +166,9 @@ def test_rates_too_small_to_show_are_refused(findings):
     rates = {rate.alpha: rate for rate in findings.cell("flip5", "bn").attack("online", "all").tpr}
     assert math.isnan(rates[0.001].tpr.value)
     assert "1,000" in rates[0.001].refused
+    low, high = rates[0.001].bound
+    assert 0 <= low < high <= rates[0.01].tpr.value
+    assert rates[0.01].bound is None
     assert rates[0.01].realised_fpr == 0.01
     assert rates[0.01].non_members == 200
 
@@ -238,6 +244,8 @@ def test_files_hold_a_row_for_every_target_and_group(run, findings):
     assert (row["in_models_min"], row["in_models_median"], row["out_models_max"]) == (7, 7, 7)
     assert (row["variance"], row["query_mode"]) == ("pooled", "eval")
     assert row["tpr_at_0.001"] is None
+    assert row["tpr_bound_low_at_0.001"] <= row["tpr_bound_high_at_0.001"] <= row["tpr_at_0.01"]
+    assert row["tpr_bound_low_at_0.01"] is None
     per_target = [
         r["auc"]
         for r in table
@@ -256,6 +264,36 @@ def test_bernoulli_masks_and_several_views(tmp_path):
     findings = analyse(make_run(tmp_path, study, views=2))
     assert findings.cell("flip5", "bn").attack("online", "all").auc.interval.given
     assert findings.contrasts[0].differences["auc/online/all"].interval.given
+
+
+def test_balanced_masks(tmp_path):
+    study = a_study(FLIP5, PAIR, models=12, design="balanced")
+    findings = analyse(make_run(tmp_path, study, samples=200))
+    cell = findings.cell("flip5", "bn")
+    assert cell.counts == {"in": (5, 5, 5), "out": (5, 5, 5)}
+    assert findings.contrasts[0].differences["auc/online/all"].interval.given
+
+
+def test_samples_without_a_side_are_excluded_by_count(tmp_path):
+    study = a_study(FLIP5, PAIR, models=5, design="bernoulli")
+    run = make_run(tmp_path, study)
+    cell = analyse(run).cell("flip5", "bn")
+    inside = run.load("flip5", "bn").keep_MN.sum(0)
+    lonely = sum(
+        ((inside - k == 0) | (5 - inside - ~k == 0)).sum() for k in run.membership("flip5")[0]
+    )
+    assert sum(cell.excluded.values()) == lonely > 0
+    assert set(cell.excluded) == {"no_in", "no_out"}
+
+
+def test_no_rates_asked_for(tmp_path):
+    study = a_study(FLIP5, PAIR, models=8, attacks=Attacks(fpr=()))
+    findings = analyse(make_run(tmp_path, study))
+    assert findings.cell("flip5", "bn").attack("online", "all").tpr == ()
+    assert len(tables(findings)) == 2
+    assert (
+        "TPR at" not in write_report(open_run(tmp_path), findings).read_text().split("<dt>AUC")[0]
+    )
 
 
 def test_analysing_twice_gives_the_same_files(run, findings):
