@@ -259,14 +259,17 @@ def one_run(
         right = int(members[ranked[ranked.size - half :]].sum() if half else 0)
         right += int((~members[ranked[:half]]).sum())
         error = (1 - level) / len(shares)
-        epsilon = _bisect(
-            lambda e, v=right, r=2 * half, error=error: one_run_p_value(m, r, v, e, delta) < error
-        )
+        epsilon = _refuted(m, 2 * half, right, delta, error)
         if epsilon > best:
             best, detail = epsilon, f"{right} of {2 * half} guesses right, {m} canaries"
     return PrivacyBound(
         value=best, delta=delta, level=level, tested=len(shares), method="one run", detail=detail
     )
+
+
+def _refuted(m: int, r: int, v: int, delta: float, error: float) -> float:
+    """The largest epsilon that v right guesses of r refute at this error."""
+    return _bisect(lambda epsilon: one_run_p_value(m, r, v, epsilon, delta) < error)
 
 
 def _refuse_unless_coins(keep_MN: Bools, target: int) -> None:

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from attacks.exclusion import Exclusion, plan_exclusion
 from attacks.intervals import jackknife, keep_digest
 from attacks.lira import LiraParameters, lira
 from attacks.metrics import allowed_false_positives, auc, tpr_at_fpr
 from attacks.types import (
-    Array,
     AttackScores,
     Bools,
     Floats,
@@ -28,7 +28,10 @@ from attacks.types import (
     ScoreMatrix,
     no_interval,
     require,
+    resolve_targets,
 )
+
+_TOGETHER = 1 << 18
 
 Attack = Callable[[ScoreMatrix, Ints, Exclusion], AttackScores]
 """Attacks every model among those that exist: (matrix, models that exist, exclusion rule)."""
@@ -117,6 +120,7 @@ def evaluate(
     groups: Mapping[str, Bools],
     *,
     alphas: Sequence[float] = (0.001, 0.01),
+    models: npt.ArrayLike | None = None,
     replicates: bool = True,
     max_groups: int = 0,
     threads: int = 1,
@@ -124,9 +128,10 @@ def evaluate(
     """Mean AUC and TPR at each alpha over all targets, by group of samples, with replicates.
 
     groups: name to bool (N,). Metrics are "auc" and "tpr@ALPHA"; TPR is NaN where 1 / n_out >
-    alpha. max_groups: merge deletion groups to at most so many (0: none merged; each replicate
-    attacks all models once more). threads share the replicates. Raises ValueError for bad groups,
-    and what the attack raises on all models.
+    alpha. models: those that exist (others count as never trained). max_groups: merge deletion
+    groups to at most so many (0: none merged; each replicate attacks all models once more).
+    threads share the replicates. Raises ValueError for bad groups, and what the attack raises on
+    all models.
     """
     for name, mask in groups.items():
         require(
@@ -138,9 +143,9 @@ def evaluate(
         plan = replace(plan, scores_MNQ=matrix.scores_MNQ)
     require(bool(groups), "evaluate needs one group of samples at least")
     masks, rates = np.stack(list(groups.values())), tuple(alphas)
-    everyone = np.arange(matrix.models, dtype=np.int64)
+    everyone = np.sort(resolve_targets(models, matrix.models))
     full = _measure(attack(matrix, everyone, plan), masks, rates)
-    deletions = _merged(plan.deletion_groups(), max_groups) if replicates else ()
+    deletions = _merged(_among(plan, everyone), max_groups) if replicates else ()
 
     def replicate(deleted: tuple[int, ...]) -> Floats:
         attacked = attack(matrix, np.setdiff1d(everyone, deleted), plan)
@@ -171,6 +176,13 @@ def evaluate(
     )
 
 
+def _among(plan: Exclusion, everyone: Ints) -> tuple[tuple[int, ...], ...]:
+    """The deletion groups, of the models that exist."""
+    here = set(everyone.tolist())
+    kept = (tuple(m for m in group if m in here) for group in plan.deletion_groups())
+    return tuple(group for group in kept if group)
+
+
 def _merged(deletions: tuple[tuple[int, ...], ...], most: int) -> tuple[tuple[int, ...], ...]:
     if not most or len(deletions) <= most:
         return deletions
@@ -198,48 +210,59 @@ def _measure(attacked: AttackScores, masks_GN: Bools, alphas: tuple[float, ...])
     shape = (len(attacked.targets_T), len(masks_GN))
     values = np.full((*shape, 1 + len(alphas)), np.nan)
     counts = np.zeros((3, *shape), dtype=np.int64)
-    for t, (scores, membership) in enumerate(
-        zip(attacked.scores_TN, attacked.membership_TN, strict=True)
-    ):
-        known = ~np.isnan(scores)
-        for g, group in enumerate(masks_GN):
-            mask = known & group
-            values_n, labels = scores[mask], membership[mask]
-            n_in = int(labels.sum())
-            counts[:, t, g] = n_in, labels.size - n_in, int(group.sum()) - labels.size
-            values[t, g] = _metrics(values_n, labels, alphas)
+    unknown = np.isnan(attacked.scores_TN)
+    for g, group in enumerate(masks_GN):
+        used = group & ~unknown.all(axis=0)
+        columns = slice(None) if used.all() else np.flatnonzero(used)
+        size = max(1, _TOGETHER // max(1, int(used.sum())))
+        for first in range(0, shape[0], size):
+            part = slice(first, first + size)
+            scores = attacked.scores_TN[part, columns]
+            labels, missing = attacked.membership_TN[part, columns], unknown[part, columns]
+            counts[0, part, g] = (labels & ~missing).sum(axis=1)
+            counts[1, part, g] = (~labels & ~missing).sum(axis=1)
+            values[part, g] = _metrics(scores, labels, missing, alphas)
+        counts[2, :, g] = int(group.sum()) - counts[0, :, g] - counts[1, :, g]
     return _Measured(values, counts[0], counts[1], counts[2])
 
 
-def _metrics(scores: Floats, labels: Bools, alphas: tuple[float, ...]) -> Array:
-    """AUC, then TPR at each alpha (NaN where refused).
+def _metrics(
+    scores_Tn: Floats, labels_Tn: Bools, missing_Tn: Bools, alphas: tuple[float, ...]
+) -> Floats:
+    """AUC, then TPR at each alpha (NaN where refused), of each target.
 
-    One sort of integers that order like the scores, with the label in their last bit; where two of
-    them agree in the rest there may be ties, and the plain functions decide.
+    One sort of integers that order like the scores, with the label in their last bit. Where two of
+    them agree in the rest there may be ties: there, and where scores are missing, the plain
+    functions decide.
     """
-    n_in = int(labels.sum())
-    n_out = labels.size - n_in
-    if not n_in or not n_out:
-        return np.full(1 + len(alphas), np.nan)
-    bits = (scores + 0.0).view(np.int64)
+    result = np.full((len(scores_Tn), 1 + len(alphas)), np.nan)
+    bits = (scores_Tn + 0.0).view(np.int64)
     bits ^= (bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF)
     bits &= np.int64(-2)
-    bits |= labels
-    bits.sort()
-    if ((bits[1:] >> 1) == (bits[:-1] >> 1)).any():
-        return np.array(
-            [auc(scores, labels), *(tpr_at_fpr(scores, labels, alpha).tpr for alpha in alphas)]
-        )
-    where_out = np.flatnonzero((bits & 1) == 0)
-    places = n_out * (n_out - 1) // 2
-    row = [(int(where_out.size * n_in) - (int(where_out.sum()) - places)) / (n_in * n_out)]
-    for alpha in alphas:
-        allowed = allowed_false_positives(alpha, n_out)
-        if 1 / n_out > alpha:
-            row.append(np.nan)
-        elif allowed >= n_out:
-            row.append(1.0)
-        else:
-            place = n_out - 1 - allowed
-            row.append((n_in - (int(where_out[place]) - place)) / n_in)
-    return np.array(row)
+    bits |= labels_Tn
+    bits.sort(axis=1)
+    plain = missing_Tn.any(axis=1) | ((bits[:, 1:] >> 1) == (bits[:, :-1] >> 1)).any(axis=1)
+    for t in np.flatnonzero(plain).tolist():
+        result[t] = _plainly(scores_Tn[t], labels_Tn[t], alphas)
+    out = (bits & 1) == 0
+    n_out = out.sum(axis=1)
+    n_in = out.shape[1] - n_out
+    fast = np.flatnonzero(~plain & (n_in > 0) & (n_out > 0))
+    if not fast.size:
+        return result
+    places = np.nonzero(out[fast])[1]
+    n_in, n_out = n_in[fast], n_out[fast]
+    begin = np.cumsum(n_out) - n_out
+    members_below = np.add.reduceat(places, begin) - n_out * (n_out - 1) // 2
+    result[fast, 0] = (n_out * n_in - members_below) / (n_in * n_out)
+    for k, alpha in enumerate(alphas, start=1):
+        allowed = np.array([allowed_false_positives(alpha, n) for n in n_out.tolist()])
+        place = n_out - 1 - np.minimum(allowed, n_out - 1)
+        above = n_in - (places[begin + place] - place)
+        rate = np.where(allowed >= n_out, 1.0, above / n_in)
+        result[fast, k] = np.where(1 / n_out > alpha, np.nan, rate)
+    return result
+
+
+def _plainly(scores: Floats, labels: Bools, alphas: tuple[float, ...]) -> list[float]:
+    return [auc(scores, labels), *(tpr_at_fpr(scores, labels, alpha).tpr for alpha in alphas)]

@@ -7,7 +7,7 @@ summed in a canonical order: reordering them changes no bit of the result.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +28,10 @@ from attacks.types import (
 )
 
 Targets = ScoreMatrix | npt.ArrayLike | None
-_BLOCK_BYTES = 1 << 24
+_BLOCK_BYTES = 1 << 23
 _DIGITS_LOST = 1e-6
+_TOGETHER = 1 << 15
+_AFRESH = 1 << 11
 
 
 class Problem:
@@ -95,7 +97,8 @@ class Problem:
     @property
     def membership_TN(self) -> Bools:
         """The truth about the targets."""
-        membership: Bools = self.keep_AN[self.targets_T]
+        everyone = np.array_equal(self.targets_T, np.arange(self.keep_AN.shape[0]))
+        membership: Bools = self.keep_AN if everyone else self.keep_AN[self.targets_T]
         return membership
 
     def read(self, model: int, start: int, stop: int, query: int) -> Array:
@@ -112,27 +115,41 @@ class Problem:
         for start in range(0, samples, size):
             yield start, min(samples, start + size)
 
-    def companions(self, target: int, start: int, stop: int) -> "int | Ints":
-        """Rows among the shadows of the models left out beside the target, -1 for none."""
-        if self.plan.opposite_M[target]:
-            alive = self.alive_A.copy()
-            alive[self.matrix.models :] = False
-            found = self.plan.opposite(target, start, stop, alive)
-            return np.where(found >= 0, self.row_A[found], -1)
-        partner = int(self.plan.partner_M[target])
-        return int(self.row_A[partner]) if partner >= 0 else -1
+    def companions(self, targets: Ints, start: int, stop: int) -> Ints:
+        """Rows among the shadows of the models left out beside the targets, -1 for none.
+
+        Shape (T, 1), or (T, stop - start) where the choice differs from sample to sample.
+        """
+        partner = self.plan.partner_M[targets]
+        row = np.where(partner >= 0, self.row_A[partner], -1)[:, None]
+        opposite = self.plan.opposite_M[targets]
+        if not opposite.any():
+            return row
+        rows = np.repeat(row, stop - start, axis=1)
+        alive = self.alive_A.copy()
+        alive[self.matrix.models :] = False
+        for i in np.flatnonzero(opposite).tolist():
+            found = self.plan.opposite(int(targets[i]), start, stop, alive)
+            rows[i] = np.where(found >= 0, self.row_A[found], -1)
+        return rows
+
+    def parts(self, samples: int) -> Iterator[slice]:
+        """Slices of the targets that are worked on together, for a block of so many samples."""
+        size = max(1, _TOGETHER // samples)
+        for first in range(0, self.targets_T.size, size):
+            yield slice(first, min(self.targets_T.size, first + size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """One side of one target: how many models each sample has, their mean and squared deviations.
+    """One side of some targets: how many models each sample has, their mean and squared deviations.
 
     least: a lower bound of the counts.
     """
 
-    count_B: Floats
-    mean_B: Floats
-    squares_B: Floats
+    count_TB: Floats
+    mean_TB: Floats
+    squares_TB: Floats
     least: float
 
 
@@ -152,6 +169,7 @@ class Side:
         self.centre_B = total * self.inverse_B
         self.sum_B = np.zeros_like(total)
         self.squares_B = np.zeros_like(total)
+        self.lost_B = self.squares_B
         self._sorted_SB = np.sort(np.where(here_SB > 0, x_SB, np.inf), axis=0) if median else None
 
     def add(self, deviation_B: Floats, square_B: Floats) -> None:
@@ -160,17 +178,17 @@ class Side:
         np.multiply(deviation_B, deviation_B, out=square_B)
         self.squares_B += square_B
 
-    def median(self, gone_B: Bools, value_B: Floats) -> Floats:
-        """The median of the models that stay: `value_B` is taken out where `gone_B`."""
+    def median(self, gone_TB: Bools, value_TB: Floats) -> Floats:
+        """The median of the models that stay: `value_TB` is taken out where `gone_TB`."""
         assert self._sorted_SB is not None
-        count = (self.count_B - gone_B).astype(np.int64)
+        count = (self.count_B - gone_TB).astype(np.int64)
         last = self._sorted_SB.shape[0] - 1
-        columns = np.arange(count.size)
+        columns = np.arange(count.shape[1])
         middle = []
         for place in (np.maximum(count - 1, 0) // 2, count // 2):
             low = self._sorted_SB[np.minimum(place, last), columns]
             high = self._sorted_SB[np.minimum(place + 1, last), columns]
-            middle.append(np.where(gone_B & ~(low < value_B), high, low))
+            middle.append(np.where(gone_TB & ~(low < value_TB), high, low))
         return np.where(count > 0, middle[0] + (middle[1] - middle[0]) / 2, 0.0)
 
 
@@ -220,63 +238,68 @@ class Block:
             for side in sides:
                 np.multiply(deviation, side.here_SB[s], out=part)
                 side.add(part, square)
+        for side in sides:
+            side.lost_B = _DIGITS_LOST * side.squares_B
         return deviations
 
-    def leave_out(self, target: int) -> "LeftOut":
-        """The block without this target and what goes with it."""
-        return LeftOut(self, target, self.problem.companions(target, self.start, self.stop))
+    def leave_out(self, part: slice) -> "LeftOut":
+        """The block without each of these targets and what goes with it."""
+        return LeftOut(self, self.problem.targets_T[part])
 
-    def own(self, target: int) -> Floats:
-        """The target's own scores on the block, not finite where they are not."""
-        row = int(self.problem.row_A[target])
-        if row >= 0 and self.all_finite:
-            known: Floats = self.x_SB[row]
+    def own(self, targets: Ints) -> Floats:
+        """The targets' own scores on the block, not finite where they are not. Shape (T, B)."""
+        rows = self.problem.row_A[targets]
+        if self.all_finite and (rows >= 0).all():
+            known: Floats = self.x_SB[rows]
             return known
-        own = np.asarray(
-            self.problem.read(target, self.start, self.stop, self.query), dtype=np.float64
-        )
+        read = [self.problem.read(int(t), self.start, self.stop, self.query) for t in targets]
+        own = np.stack(read).astype(np.float64)
         return own if self._transform is None else self._transform(own)
 
 
 class LeftOut:
-    """One target against a block: what each side is without the models left out.
+    """Some targets against a block: what each side is without the models left out.
 
     Selections are products with 0 and 1: several times faster than branches on a random mask.
     """
 
-    def __init__(self, block: Block, target: int, companion: "int | Ints") -> None:
+    def __init__(self, block: Block, targets: Ints) -> None:
         self._block = block
-        self._row = int(block.problem.row_A[target])
-        self._companion = companion
-        member = block.problem.keep_AN[target, block.start : block.stop]
-        self._member_B = member.astype(np.float64)
-        self._other_B = 1.0 - self._member_B
-        self.own_B = block.own(target)
-        self.own_is_finite = block.all_finite and self._row >= 0
+        self._row = block.problem.row_A[targets][:, None]
+        self._companion = block.problem.companions(targets, block.start, block.stop)
+        self._all_there = bool((self._row >= 0).all() and (self._companion >= 0).all())
+        self._member_TB = block.problem.keep_AN[targets, block.start : block.stop].astype(
+            np.float64
+        )
+        self._other_TB = 1.0 - self._member_TB
+        self.own_TB = block.own(targets)
+        self.own_is_finite = block.all_finite and bool((self._row >= 0).all())
+
+    def _picked(self, values_SB: Array, rows: Ints) -> Array:
+        """Rows of a shadow matrix, one a target or one a target and sample; 0 for row -1."""
+        if rows.shape[1] == 1:
+            picked: Array = values_SB[rows[:, 0]]
+        else:
+            picked = values_SB[rows, np.arange(rows.shape[1])]
+        return picked if self._all_there else picked * (rows >= 0)
 
     def _taken(self, values_SB: Array, inside: bool) -> Floats:
         """What a side loses of a shadow matrix: the target's row or the companion's, or 0."""
-        own_here, other_here = self._member_B, self._other_B
+        own_here, other_here = self._member_TB, self._other_TB
         if not inside:
             own_here, other_here = other_here, own_here
-        taken = self._block.zero_B
-        if self._row >= 0:
-            taken = values_SB[self._row] * own_here
-        if isinstance(self._companion, int):
-            return (
-                taken + values_SB[self._companion] * other_here if self._companion >= 0 else taken
-            )
-        there = self._companion >= 0
-        picked = values_SB[self._companion, np.arange(there.size)]
-        return taken + picked * (there * other_here)
+        taken: Floats = self._picked(values_SB, self._row) * own_here
+        if (self._companion >= 0).any():
+            taken += self._picked(values_SB, self._companion) * other_here
+        return taken
 
     def _gone(self, inside: bool) -> "Floats | None":
         """1 where this side loses a model; None: everywhere."""
         block = self._block
-        if block.all_finite and self._row >= 0 and isinstance(self._companion, int):
-            if self._companion >= 0:
-                return None
-            return self._member_B if inside else self._other_B
+        if block.all_finite and self._all_there:
+            return None
+        if block.all_finite and (self._row >= 0).all() and not (self._companion >= 0).any():
+            return self._member_TB if inside else self._other_TB
         return self._taken(block.finite_SB, inside)
 
     def side(self, inside: bool, *, spread: bool = True) -> Moments:
@@ -286,46 +309,45 @@ class LeftOut:
         taken = self._taken(block.deviation_SB, inside)
         gone = self._gone(inside)
         if gone is None:
-            count, inverse = side.count_B - 1, side.inverse_less_B
+            count = np.broadcast_to(side.count_B - 1, taken.shape)
+            inverse = side.inverse_less_B
         else:
             count = side.count_B - gone
             inverse = gone * side.inverse_less_B + (1 - gone) * side.inverse_B
         total = side.sum_B - taken
         shift = total * inverse
-        mean = side.centre_B + shift
-        squares = block.zero_B
+        mean = shift + side.centre_B
+        squares = np.broadcast_to(block.zero_B, taken.shape)
         if spread or block.is_median:
             taken *= taken
-            squares = side.squares_B - taken
+            squares = np.subtract(side.squares_B, taken, out=taken)
             total *= shift
             squares -= total
-            lost = squares < _DIGITS_LOST * side.squares_B
+            lost = squares < side.lost_B
             if lost.any():
-                self._afresh(side, np.flatnonzero(lost), mean, squares)
+                self._afresh(side, lost, mean, squares)
         if block.is_median:
-            everywhere = np.ones(mean.size, np.bool_) if gone is None else gone > 0
+            everywhere = np.ones(mean.shape, np.bool_) if gone is None else gone > 0
             centre = side.median(everywhere, self._taken(block.x_SB, inside))
             squares += count * (mean - centre) ** 2
             mean = centre
-        return Moments(count_B=count, mean_B=mean, squares_B=squares, least=side.least - 1)
+        return Moments(count_TB=count, mean_TB=mean, squares_TB=squares, least=side.least - 1)
 
-    def _afresh(self, side: Side, lost: Ints, mean_B: Floats, squares_B: Floats) -> None:
+    def _afresh(self, side: Side, lost: Bools, mean_TB: Floats, squares_TB: Floats) -> None:
         """Sum again, in place, the entries whose digits the subtraction lost."""
         block = self._block
-        for at in np.array_split(lost, max(1, lost.size // 2048)):
+        targets, columns = np.nonzero(lost)
+        companions = np.broadcast_to(self._companion, lost.shape)
+        for start in range(0, targets.size, _AFRESH):
+            t, at = targets[start : start + _AFRESH], columns[start : start + _AFRESH]
             x, here = block.x_SB[:, at], side.here_SB[:, at] > 0
-            if self._row >= 0:
-                here[self._row] = False
-            if isinstance(self._companion, int):
-                if self._companion >= 0:
-                    here[self._companion] = False
-            else:
-                there = np.flatnonzero(self._companion[at] >= 0)
-                here[self._companion[at][there], there] = False
+            for rows in (self._row[t, 0], companions[t, at]):
+                there = np.flatnonzero(rows >= 0)
+                here[rows[there], there] = False
             count = np.maximum(here.sum(axis=0), 1)
             mean = np.where(here, x, 0.0).sum(axis=0) / count
-            mean_B[at] = mean
-            squares_B[at] = np.where(here, (x - mean) ** 2, 0.0).sum(axis=0)
+            mean_TB[t, at] = mean
+            squares_TB[t, at] = np.where(here, (x - mean) ** 2, 0.0).sum(axis=0)
 
 
 def attack_scores(problem: Problem, sums_TN: Floats, codes_TN: Codes) -> AttackScores:
@@ -346,14 +368,21 @@ def attack_scores(problem: Problem, sums_TN: Floats, codes_TN: Codes) -> AttackS
     )
 
 
-def enter(codes_B: Codes, code: Excluded, where_B: Bools) -> None:
-    """Give a reason to samples that have none yet, or one of a higher code."""
-    codes_B[where_B & ((codes_B == 0) | (codes_B > code))] = code
+def enter(codes: Codes, code: Excluded, where: Bools) -> None:
+    """Give a reason to entries that have none yet, or one of a higher code."""
+    codes[where & ((codes == 0) | (codes > code))] = code
+
+
+def all_coded(codes_TN: Codes, codes: Sequence[Excluded]) -> Bools:
+    """Which targets have one of these codes at every sample."""
+    known = np.zeros(256, dtype=np.bool_)
+    known[list(codes)] = True
+    return np.array([known[row].all() for row in codes_TN], dtype=np.bool_)
 
 
 def need_models(problem: Problem, codes_TN: Codes, attack: str) -> None:
     """Raise ValueError when some target has no sample with the models that the attack needs."""
-    empty = np.isin(codes_TN, (Excluded.NO_IN, Excluded.NO_OUT)).all(axis=1)
+    empty = all_coded(codes_TN, (Excluded.NO_IN, Excluded.NO_OUT))
     if empty.any():
         raise ValueError(
             f"{attack} finds no sample with IN and OUT models once target "

@@ -13,7 +13,6 @@ all IN scores over samples and queries around their grand mean, on both sides, a
 reference code does: for comparison with published tables only. No spread falls below SPREAD_FLOOR.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -23,12 +22,22 @@ import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from attacks.exclusion import Exclusion
-from attacks.leave_out import Block, LeftOut, Moments, Problem, Targets, attack_scores, enter
+from attacks.leave_out import (
+    Block,
+    LeftOut,
+    Moments,
+    Problem,
+    Targets,
+    all_coded,
+    attack_scores,
+    enter,
+)
 from attacks.types import AttackScores, Bools, Codes, Excluded, Floats, ScoreMatrix, choose, require
 
 SPREAD_FLOOR = 1e-6
 """The smallest standard deviation used, in units of phi."""
 
+Pooled = tuple[Floats, Floats]
 _KEPT_BYTES = 1 << 27
 _FEW = [Excluded.NO_IN, Excluded.NO_OUT, Excluded.ONE_IN, Excluded.ONE_OUT]
 VARIANCES = ("pooled", "per_example", "shrunk", "tf_fixed")
@@ -96,8 +105,9 @@ class _Spreads:
     in_TQ: Floats
     out_TQ: Floats
 
-    def of(self, target: int, query: int) -> tuple[float, float]:
-        return float(self.in_TQ[target, query]), float(self.out_TQ[target, query])
+    def of(self, part: slice, query: int) -> Pooled:
+        """IN and OUT variances of some targets, each (T, 1)."""
+        return self.in_TQ[part, query][:, None], self.out_TQ[part, query][:, None]
 
 
 class _Blocks:
@@ -132,18 +142,20 @@ def _spreads(problem: Problem, parameters: LiraParameters, blocks: _Blocks) -> _
     for block in blocks:
         if offset is None:
             offset = float(block.inside.centre_B.mean())
-        for i, target in enumerate(problem.targets_T.tolist()):
-            left = block.leave_out(target)
+        for part in problem.parts(block.stop - block.start):
+            left = block.leave_out(part)
             for inside in sides:
                 moments = left.side(inside)
-                squares[int(inside), i, block.query] += moments.squares_B.sum()
-                freedom[int(inside), i, block.query] += np.maximum(moments.count_B - 1, 0).sum()
+                spare = np.maximum(moments.count_TB - 1, 0)
+                squares[int(inside), part, block.query] += moments.squares_TB.sum(axis=1)
+                freedom[int(inside), part, block.query] += spare.sum(axis=1)
             if fixed:
                 moments = left.side(True)
-                away = moments.mean_B - offset
-                grand[0, i] += moments.count_B.sum()
-                grand[1, i] += (moments.count_B * away).sum()
-                grand[2, i] += (moments.squares_B + moments.count_B * away**2).sum()
+                away = moments.mean_TB - offset
+                weighted = moments.count_TB * away
+                grand[0, part] += moments.count_TB.sum(axis=1)
+                grand[1, part] += weighted.sum(axis=1)
+                grand[2, part] += (moments.squares_TB + weighted * away).sum(axis=1)
     for inside in sides:
         _refuse(problem, (freedom[int(inside)] == 0).any(axis=1), "IN" if inside else "OUT")
     if fixed:
@@ -169,17 +181,17 @@ def _scores(
     scores, codes = np.zeros(shape), np.zeros(shape, dtype=np.uint8)
     for block in blocks:
         here = slice(block.start, block.stop)
-        for i, target in enumerate(problem.targets_T.tolist()):
-            left = block.leave_out(target)
-            pooled = spreads.of(i, block.query) if spreads else (math.nan, math.nan)
-            scores[i, here] += _log_ratio(left, parameters, pooled, codes[i, here])
+        for part in problem.parts(block.stop - block.start):
+            left = block.leave_out(part)
+            pooled = spreads.of(part, block.query) if spreads else None
+            scores[part, here] += _log_ratio(left, parameters, pooled, codes[part, here])
     if spreads is None:
-        _refuse(problem, np.asarray(np.isin(codes, _FEW).all(axis=1)), "IN and OUT")
+        _refuse(problem, all_coded(codes, _FEW), "IN and OUT")
     return scores, codes
 
 
 def _log_ratio(
-    left: LeftOut, parameters: LiraParameters, pooled: tuple[float, float], codes_B: Codes
+    left: LeftOut, parameters: LiraParameters, pooled: Pooled | None, codes_TB: Codes
 ) -> Floats:
     """One query's log-ratio; reason codes are entered, the smallest of several staying."""
     spread = parameters.variance in ("per_example", "shrunk")
@@ -187,45 +199,47 @@ def _log_ratio(
     into = left.side(True, spread=spread) if parameters.online else None
     first: list[tuple[Excluded, Bools]] = []
     if not left.own_is_finite:
-        first.append((Excluded.TARGET_NOT_FINITE, ~np.isfinite(left.own_B)))
+        first.append((Excluded.TARGET_NOT_FINITE, ~np.isfinite(left.own_TB)))
     sides = [(into, Excluded.NO_IN, Excluded.ONE_IN), (out, Excluded.NO_OUT, Excluded.ONE_OUT)]
     for side, none, one in sides:
         if side is not None and side.least < 2:
-            first.append((none, side.count_B < 1))
+            first.append((none, side.count_TB < 1))
             if parameters.variance == "per_example":
-                first.append((one, side.count_B == 1))
+                first.append((one, side.count_TB == 1))
     for code, where in first:
-        enter(codes_B, code, where)
+        enter(codes_TB, code, where)
     if into is not None:
-        ratio = _log_density(left.own_B, into, parameters, pooled[0])
-        ratio -= _log_density(left.own_B, out, parameters, pooled[1])
+        ratio = _log_density(left.own_TB, into, parameters, pooled and pooled[0])
+        ratio -= _log_density(left.own_TB, out, parameters, pooled and pooled[1])
         return ratio
-    away = left.own_B - out.mean_B
-    away /= np.sqrt(_variance(out, parameters, pooled[1]))
+    away = left.own_TB - out.mean_TB
+    away /= np.sqrt(_variance(out, parameters, pooled and pooled[1]))
     return np.asarray(log_ndtr(away), dtype=np.float64)
 
 
-def _variance(moments: Moments, parameters: LiraParameters, pooled: float) -> "Floats | float":
+def _variance(moments: Moments, parameters: LiraParameters, pooled: Floats | None) -> Floats:
+    """(T, B), or (T, 1) where it is the same for all samples."""
     floor = SPREAD_FLOOR**2
     if parameters.variance == "per_example":
-        return np.maximum(moments.squares_B / np.maximum(moments.count_B, 1), floor)
+        return np.maximum(moments.squares_TB / np.maximum(moments.count_TB, 1), floor)
+    assert pooled is not None
     if parameters.variance == "shrunk":
         d = parameters.shrinkage
-        freedom = np.maximum(moments.count_B - 1, 0)
-        return np.maximum((d * pooled + moments.squares_B) / (d + freedom), floor)
-    return max(pooled, floor)
+        freedom = np.maximum(moments.count_TB - 1, 0)
+        return np.maximum((d * pooled + moments.squares_TB) / (d + freedom), floor)
+    return np.maximum(pooled, floor)
 
 
 def _log_density(
-    own_B: Floats, moments: Moments, parameters: LiraParameters, pooled: float
+    own_TB: Floats, moments: Moments, parameters: LiraParameters, pooled: Floats | None
 ) -> Floats:
     """log N(own; centre, variance) without the constant that cancels."""
     variance = _variance(moments, parameters, pooled)
-    away = own_B - moments.mean_B
+    away = own_TB - moments.mean_TB
     away *= away
-    if isinstance(variance, float):
+    if variance.shape[1] == 1:
         away *= -0.5 / variance
-        away -= 0.5 * math.log(variance)
+        away -= 0.5 * np.log(variance)
         return away
     away /= variance
     away += np.log(variance)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.special import expit
 
 from attacks.exclusion import Exclusion
-from attacks.leave_out import Block, Problem, Targets, attack_scores, enter, need_models
+from attacks.leave_out import Block, LeftOut, Problem, Targets, attack_scores, enter, need_models
 from attacks.metrics import auc
 from attacks.population import Population
 from attacks.types import AttackScores, Codes, Excluded, Floats, ScoreMatrix, require
@@ -81,10 +81,11 @@ def _scores(
         bars_TZ = _bars(problem, population, parameters, query)
         for start, stop in problem.blocks():
             block = Block(problem, start, stop, query, transform=_probability)
-            for i, target in enumerate(problem.targets_T.tolist()):
-                ratio = _ratio(block, target, parameters, codes[i, start:stop])
-                share = np.searchsorted(bars_TZ[i], ratio, side="left") / bars_TZ.shape[1]
-                scores[i, start:stop] += share
+            for part in problem.parts(stop - start):
+                ratios = _ratio(block.leave_out(part), parameters, codes[part, start:stop])
+                for i, ratio in enumerate(ratios, start=part.start):
+                    wins = np.searchsorted(bars_TZ[i], ratio, side="left")
+                    scores[i, start:stop] += wins / bars_TZ.shape[1]
         unknown = np.isnan(bars_TZ).any(axis=1, keepdims=True)
         enter(codes, Excluded.POPULATION_NOT_FINITE, np.broadcast_to(unknown, shape))
     return scores, codes
@@ -94,19 +95,19 @@ def _probability(phi: Floats) -> Floats:
     return np.asarray(expit(phi))
 
 
-def _ratio(block: Block, target: int, parameters: RmiaParameters, codes_B: Codes) -> Floats:
-    left = block.leave_out(target)
+def _ratio(left: LeftOut, parameters: RmiaParameters, codes_TB: Codes) -> Floats:
+    """p_t(x) / p(x), (T, B)."""
     out = left.side(False)
-    enter(codes_B, Excluded.TARGET_NOT_FINITE, ~np.isfinite(left.own_B))
-    level = out.mean_B
+    enter(codes_TB, Excluded.TARGET_NOT_FINITE, ~np.isfinite(left.own_TB))
+    level = out.mean_TB
     if parameters.online:
         into = left.side(True)
-        enter(codes_B, Excluded.NO_IN, into.count_B < 1)
-        level = (level + into.mean_B) / 2
+        enter(codes_TB, Excluded.NO_IN, into.count_TB < 1)
+        level = (level + into.mean_TB) / 2
     else:
         level = _line(level, parameters)
-    enter(codes_B, Excluded.NO_OUT, out.count_B < 1)
-    return np.asarray(left.own_B / np.maximum(level, TINY))
+    enter(codes_TB, Excluded.NO_OUT, out.count_TB < 1)
+    return np.asarray(left.own_TB / np.maximum(level, TINY))
 
 
 def _line(level: Floats, parameters: RmiaParameters) -> Floats:

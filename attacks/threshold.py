@@ -56,13 +56,13 @@ def calibrated(
     for start, stop in problem.blocks():
         for query in range(matrix.queries):
             block = Block(problem, start, stop, query)
-            for i, target in enumerate(problem.targets_T.tolist()):
-                left = block.leave_out(target)
+            for part in problem.parts(stop - start):
+                left = block.leave_out(part)
                 out = left.side(False)
-                code = codes[i, start:stop]
-                enter(code, Excluded.TARGET_NOT_FINITE, ~np.isfinite(left.own_B))
-                enter(code, Excluded.NO_OUT, out.count_B < 1)
-                scores[i, start:stop] += left.own_B - out.mean_B
+                code = codes[part, start:stop]
+                enter(code, Excluded.TARGET_NOT_FINITE, ~np.isfinite(left.own_TB))
+                enter(code, Excluded.NO_OUT, out.count_TB < 1)
+                scores[part, start:stop] += left.own_TB - out.mean_TB
     need_models(problem, codes, "the calibrated attack")
     return attack_scores(problem, scores, codes)
 
@@ -137,8 +137,8 @@ def _ranks(problem: Problem, start: int, stop: int, query: int) -> list[tuple[Fl
         own = place[target]
         wins = below[own] - out[own] / 2
         left = count - out[own]
-        companion = problem.companions(target, start, stop)
-        index = np.broadcast_to(np.asarray(companion), columns.shape)
+        companion = problem.companions(np.array([target]), start, stop)
+        index = np.broadcast_to(companion[0], columns.shape)
         there = (index >= 0) & out[index, columns]
         other = x[index, columns]
         wins -= there * ((other < x[own]) + (other == x[own]) / 2)

@@ -165,12 +165,13 @@ def resolve_targets(targets: "npt.ArrayLike | None", models: int) -> Ints:
     chosen = np.asarray(targets)
     require(
         chosen.ndim == 1 and chosen.size > 0 and np.issubdtype(chosen.dtype, np.integer),
-        f"targets is {targets!r}: expected a list of model indices",
+        f"targets has shape {chosen.shape} and type {chosen.dtype}: expected a list of indices",
     )
+    strange = chosen[(chosen < 0) | (chosen >= models)]
     require(
-        bool((chosen >= 0).all() and (chosen < models).all()),
-        f"targets names model {chosen.max() if chosen.min() >= 0 else chosen.min()}: expected "
-        f"indices from 0 to {models - 1}",
+        not strange.size,
+        f"targets names model {strange[0] if strange.size else ''}: expected indices from 0 to "
+        f"{models - 1}",
     )
     require(np.unique(chosen).size == chosen.size, "targets names a model twice")
     return chosen.astype(np.int64)

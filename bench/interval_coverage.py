@@ -2,7 +2,7 @@
 
     python bench/interval_coverage.py [--studies 2000] [--models 8 16 32 64] [--designs paired ...]
 
-Every study redraws masks, shadow models and targets. Each row: how often the interval of the mean
+Every study redraws masks, shadow models and targets, on the same samples. Each row: how often the interval of the mean
 AUC, and of a paired difference of two arms, covers the mean over all studies; its mean width beside
 the oracle's, 2 * 1.96 * the estimate's true standard deviation. Writes bench/results/.
 """
@@ -11,21 +11,18 @@ import argparse
 import csv
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from attacks.evaluate import difference, evaluate, lira_attack
-from attacks.types import ScoreMatrix
+from attacks.types import Bools, Design, Floats, ScoreMatrix
 
 SAMPLES, GAP = 100, 1.5
-FIELDS = (
-    "design models statistic studies coverage coverage_se mean_width oracle_width "
-    "seconds cpu numpy python date"
-).split()
 
 
-def mask(rng, design, models):
+def mask(rng: np.random.Generator, design: str, models: int) -> Bools:
     if design == "paired":
         half = rng.random((models // 2, SAMPLES)) < 0.5
         return np.concatenate([half, ~half])
@@ -34,19 +31,20 @@ def mask(rng, design, models):
     return rng.random((models, SAMPLES)) < 0.5
 
 
-def two_arms(rng, design, models):
+def two_arms(rng: np.random.Generator, design: str, models: int) -> Iterator[ScoreMatrix]:
     """Two arms on the same masks, whose scores share half of their noise."""
     keep = mask(rng, design, models)
-    level, spread = rng.normal(0, 2, SAMPLES), rng.uniform(0.5, 2, SAMPLES)
+    samples = np.random.default_rng(0)
+    level, spread = samples.normal(0, 2, SAMPLES), samples.uniform(0.5, 2, SAMPLES)
     shared = rng.normal(size=keep.shape)
     for gap in (GAP, GAP / 2):
         noise = (shared + rng.normal(size=keep.shape)) / np.sqrt(2)
         scores = level + spread * noise + gap * keep
-        stated = "bernoulli" if design == "bernoulli" else "auto"
+        stated: Design = "bernoulli" if design == "bernoulli" else "auto"
         yield ScoreMatrix(scores_MNQ=scores, keep_MN=keep, design=stated)
 
 
-def simulate(design, models, studies):
+def simulate(design: str, models: int, studies: int) -> tuple[Floats, Floats, Floats]:
     everyone = {"all": np.ones(SAMPLES, dtype=bool)}
     values, lows, highs = (np.empty((studies, 2)) for _ in range(3))
     for s in range(studies):
@@ -62,13 +60,13 @@ def simulate(design, models, studies):
     return values, lows, highs
 
 
-def cpu_name():
+def cpu_name() -> str:
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [row.split(":")[1].strip() for row in text.splitlines() if row.startswith("model name")]
     return f"{names[0] if names else platform.processor()} x{len(names)}"
 
 
-def rows(design, models, studies):
+def rows(design: str, models: int, studies: int) -> Iterator[dict[str, object]]:
     began = time.perf_counter()
     values, lows, highs = simulate(design, models, studies)
     for i, statistic in enumerate(("auc", "paired difference of auc")):
@@ -91,7 +89,7 @@ def rows(design, models, studies):
         }
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--studies", type=int, default=2000)
     parser.add_argument("--models", type=int, nargs="+", default=[8, 16, 32, 64])
@@ -101,12 +99,13 @@ def main():
     out = Path(chosen.out)
     fresh = not out.exists()
     with out.open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        if fresh:
-            writer.writeheader()
         for design in chosen.designs:
             for models in chosen.models:
                 for row in rows(design, models, chosen.studies):
+                    writer = csv.DictWriter(file, list(row))
+                    if fresh:
+                        writer.writeheader()
+                        fresh = False
                     writer.writerow(row)
                     file.flush()
                     print(row, flush=True)

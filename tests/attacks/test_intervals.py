@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from designs import study
+from designs import DESIGNS, study
 
 from attacks.evaluate import difference, evaluate, lira_attack
 from attacks.intervals import (
@@ -84,16 +84,24 @@ def replace_scores(attacked, scores):
 
 
 def coverage(design, models, studies, samples=60):
-    """Shares of 95 % intervals of the AUC, and of a paired difference, that cover the truth."""
+    """Shares of 95 % intervals of the AUC, and of a paired difference, that cover the truth.
+
+    Masks, shadow models and targets are redrawn; the samples stay what they are.
+    """
+    fixed = np.random.default_rng(0)
+    level, spread = fixed.normal(0, 2, samples), fixed.uniform(0.5, 2, samples)
     values, intervals = [], []
     for seed in range(studies):
-        one = study(50_000 + seed, design, models, samples, gap=1.5)
         rng = np.random.default_rng(seed)
-        noise = rng.normal(0, 1, one.scores_MNQ.shape)
-        other = ScoreMatrix(
-            scores_MNQ=0.5 * one.scores_MNQ + noise, keep_MN=one.keep_MN, design=one.design
-        )
-        results = [evaluate(m, lira_attack(), everyone(m), alphas=()) for m in (one, other)]
+        keep = DESIGNS[design](rng, models, samples)
+        shared = rng.normal(size=keep.shape)
+        stated = "bernoulli" if design == "bernoulli" else "auto"
+        results = []
+        for gap in (1.5, 0.7):
+            noise = (shared + rng.normal(size=keep.shape)) / math.sqrt(2)
+            phi = level + spread * noise + gap * keep
+            arm = ScoreMatrix(scores_MNQ=phi, keep_MN=keep, design=stated)
+            results.append(evaluate(arm, lira_attack(), everyone(arm), alphas=()))
         pair = (results[0], difference(*results))
         values.append([r.value("all", "auc") for r in pair])
         intervals.append([r.interval("all", "auc") for r in pair])

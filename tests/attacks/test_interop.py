@@ -1,0 +1,257 @@
+"""Everybody's files: one study read from every layout, written back, and refused when wrong."""
+
+import numpy as np
+import pytest
+from designs import study
+
+from attacks.export import write_lira, write_lira_analysis, write_npz
+from attacks.interop import Loaded, groups, read, recognise
+from attacks.lira import lira
+from attacks.population import Population
+from attacks.statistics import phi_from_logits
+from attacks.types import ScoreMatrix
+
+MODELS, SAMPLES, QUERIES, CLASSES = 12, 30, 2, 4
+
+
+@pytest.fixture
+def logits():
+    """Logits and labels, and the matrix that they make."""
+    rng = np.random.default_rng(0)
+    keep = study(0, "paired", MODELS, SAMPLES).keep_MN
+    labels = rng.integers(0, CLASSES, SAMPLES)
+    values = rng.normal(size=(MODELS, SAMPLES, QUERIES, CLASSES)).astype(np.float32)
+    matrix = ScoreMatrix(scores_MNQ=phi_from_logits(values, labels), keep_MN=keep)
+    return values, labels, matrix
+
+
+def save(path, array):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, array)
+
+
+def as_lira(root, values, labels, matrix, scores=True, order=range(MODELS)):
+    save(root / "y_train.npy", labels)
+    for m in order:
+        folder = root / f"experiment-{m}_{MODELS}"
+        save(folder / "keep.npy", matrix.keep_MN[m])
+        if scores:
+            save(folder / "scores/0000000100.npy", matrix.scores_MNQ[m])
+            save(folder / "scores/0000000020.npy", matrix.scores_MNQ[m] - 99)
+        else:
+            save(folder / "logits/0000000100.npy", values[m][:, None])
+
+
+def as_lira_pytorch(root, values, labels, matrix, scores=True):
+    save(root / "y_train.npy", labels)
+    for m in range(MODELS):
+        save(root / str(m) / "keep.npy", matrix.keep_MN[m])
+        kind, array = ("scores", matrix.scores_MNQ[m]) if scores else ("logits", values[m])
+        save(root / str(m) / f"{kind}.npy", array)
+
+
+def as_lira_analysis(root, values, labels, matrix, scores=True):
+    save(root / "y_train.npy", labels)
+    save(root / "keep_indices.npy", matrix.keep_MN)
+    for m in range(MODELS):
+        if scores:
+            save(root / f"model_{m}/scores/scores.npy", matrix.scores_MNQ[m])
+        else:
+            save(root / f"model_{m}/logits/logits.npy", values[m][:, None])
+
+
+@pytest.mark.parametrize("scores", [True, False], ids=["scores", "logits"])
+@pytest.mark.parametrize(
+    ("layout", "write"),
+    [
+        ("lira", as_lira),
+        ("lira_pytorch", as_lira_pytorch),
+        ("lira_analysis", as_lira_analysis),
+    ],
+)
+def test_folders_of_models_read_in_the_order_of_their_numbers(
+    layout, write, scores, logits, tmp_path
+):
+    """Twelve models: by name alone, 10 and 11 would come before 2."""
+    values, labels, matrix = logits
+    write(tmp_path, values, labels, matrix, scores)
+    assert recognise(tmp_path) == layout
+    assert groups(tmp_path) == [""]
+    loaded = read(tmp_path)
+    np.testing.assert_allclose(loaded.matrix.scores_MNQ, matrix.scores_MNQ, rtol=1e-12)
+    np.testing.assert_array_equal(loaded.matrix.keep_MN, matrix.keep_MN)
+    np.testing.assert_array_equal(loaded.labels_N, labels)
+    assert loaded.numbers_M.tolist() == list(range(MODELS))
+    assert loaded.layout == layout
+
+
+def test_the_order_in_which_folders_were_made_does_not_matter(logits, tmp_path):
+    values, labels, matrix = logits
+    as_lira(tmp_path / "a", values, labels, matrix)
+    as_lira(tmp_path / "b", values, labels, matrix, order=[7, 2, 11, 0, 9, 1, 3, 10, 8, 4, 6, 5])
+    first, second = read(tmp_path / "a"), read(tmp_path / "b")
+    assert np.array_equal(first.matrix.scores_MNQ, second.matrix.scores_MNQ)
+    assert groups(tmp_path) == ["a", "b"]
+    with pytest.raises(ValueError, match="holds 2 score matrices: choose a, b"):
+        read(tmp_path)
+    chosen = read(tmp_path, group="b")
+    assert np.array_equal(chosen.matrix.keep_MN, matrix.keep_MN)
+
+
+def test_names_without_numbers_go_by_natural_order(logits, tmp_path):
+    _, _, matrix = logits
+    names = ["first", "m2", "m10"]
+    for m, name in enumerate(names):
+        save(tmp_path / name / "keep.npy", matrix.keep_MN[m])
+        save(tmp_path / name / "scores.npy", matrix.scores_MNQ[m])
+    loaded = read(tmp_path)
+    assert loaded.numbers_M.tolist() == [0, 1, 2]
+    assert np.array_equal(loaded.matrix.scores_MNQ, matrix.scores_MNQ[:3])
+
+
+def test_models_keep_their_numbers_when_some_are_missing(logits, tmp_path):
+    values, labels, matrix = logits
+    as_lira(tmp_path, values, labels, matrix, order=[3, 10, 5])
+    loaded = read(tmp_path)
+    assert loaded.numbers_M.tolist() == [3, 5, 10]
+    assert loaded.indices([10, 3]) == [2, 0]
+    with pytest.raises(ValueError, match="there is no model 4: models are numbered 3, 5, 10"):
+        loaded.indices([4])
+
+
+def test_privacy_meter_gives_probabilities_and_a_population(tmp_path):
+    rng = np.random.default_rng(1)
+    phi, z = rng.normal(0, 3, (MODELS, SAMPLES)), rng.normal(0, 3, (MODELS, 9))
+    keep = study(0, "paired", MODELS, SAMPLES).keep_MN
+    save(tmp_path / "models/memberships.npy", keep)
+    save(tmp_path / "signals/rmia_signals.npy", (1 / (1 + np.exp(-phi))).T)
+    save(tmp_path / "signals/rmia_signals_pop.npy", (1 / (1 + np.exp(-z))).T)
+    loaded = read(tmp_path)
+    np.testing.assert_allclose(loaded.matrix.scores_MNQ[..., 0], phi, rtol=1e-9)
+    np.testing.assert_allclose(loaded.population.scores_MZQ[..., 0], z, rtol=1e-9)
+
+
+def test_saturated_probabilities_are_held_finite_and_counted(tmp_path):
+    p = np.full((5, 8), 0.5, dtype=np.float32)
+    p[0, 0], p[1, 1], p[2, 2] = 1, 0, np.float32(1) - np.finfo(np.float32).epsneg
+    save(tmp_path / "memberships.npy", np.zeros((8, 5), dtype=bool))
+    save(tmp_path / "rmia_signals.npy", p)
+    with pytest.warns(UserWarning, match="2 of 40 probabilities are 0 or 1"):
+        loaded = read(tmp_path)
+    assert np.isfinite(loaded.matrix.scores_MNQ).all()
+    assert loaded.matrix.scores_MNQ.max() == pytest.approx(np.log(2**24 - 1))
+
+
+def test_datamodels_use_the_completed_models_only(tmp_path):
+    matrix = study(2, "bernoulli", 8, SAMPLES)
+    save(tmp_path / "masks.npy", matrix.keep_MN)
+    save(tmp_path / "margins.npy", matrix.scores_MNQ[..., 0].astype(np.float16))
+    done = np.arange(8) != 3
+    save(tmp_path / "_completed.npy", done)
+    loaded = read(tmp_path)
+    assert loaded.numbers_M.tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert loaded.matrix.scores_MNQ.dtype == np.float16
+    np.testing.assert_array_equal(loaded.matrix.keep_MN, matrix.keep_MN[done])
+    save(tmp_path / "margins.npy", np.zeros((8, 10)))
+    with pytest.raises(ValueError, match="margins of the very samples"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("writer", [write_lira, write_lira_analysis, write_npz])
+def test_what_is_written_reads_back_with_the_same_attack_scores(writer, logits, tmp_path):
+    _, labels, matrix = logits
+    loaded = Loaded(
+        matrix=matrix, numbers_M=np.arange(MODELS), layout="npz", labels_N=labels.astype(np.int64)
+    )
+    path = tmp_path / ("study.npz" if writer is write_npz else "study")
+    again = read(writer(path, loaded))
+    assert np.array_equal(again.matrix.scores_MNQ, matrix.scores_MNQ)
+    assert np.array_equal(again.matrix.keep_MN, matrix.keep_MN)
+    assert np.array_equal(again.labels_N, labels)
+    assert np.array_equal(lira(again.matrix).scores_TN, lira(matrix).scores_TN)
+    if writer is not write_npz:
+        with pytest.raises(ValueError, match="is not empty"):
+            writer(path, loaded)
+
+
+def test_npz_holds_one_or_several_matrices(tmp_path):
+    first, second = study(3, "paired", 6, 20), study(4, "paired", 8, 20)
+    z = np.random.default_rng(0).normal(size=(8, 5, 1))
+    path = tmp_path / "run.npz"
+    np.savez(
+        path,
+        **{
+            "clean/bn/scores_MNQ": first.scores_MNQ,
+            "clean/bn/keep_MN": first.keep_MN,
+            "flip5/bn/scores_MNQ": second.scores_MNQ,
+            "flip5/bn/keep_MN": second.keep_MN,
+            "flip5/bn/population_scores_MZQ": z,
+        },
+    )
+    assert groups(path) == ["clean/bn", "flip5/bn"]
+    loaded = read(path, group="flip5/bn")
+    assert np.array_equal(loaded.matrix.scores_MNQ, second.scores_MNQ)
+    assert isinstance(loaded.population, Population)
+    assert read(path, group="clean/bn").population is None
+    with pytest.raises(ValueError, match="holds no 'ood/bn'"):
+        read(path, group="ood/bn")
+
+
+def test_an_integer_mask_is_converted_with_a_warning_and_indices_are_refused(logits, tmp_path):
+    values, labels, matrix = logits
+    as_lira_analysis(tmp_path, values, labels, matrix)
+    save(tmp_path / "keep_indices.npy", matrix.keep_MN.astype(np.int64))
+    with pytest.warns(UserWarning, match="keep_indices.npy is of type int64: converted to bool"):
+        loaded = read(tmp_path)
+    assert loaded.matrix.keep_MN.dtype == bool
+    assert np.array_equal(loaded.matrix.keep_MN, matrix.keep_MN)
+    save(tmp_path / "keep_indices.npy", np.arange(MODELS * SAMPLES).reshape(MODELS, SAMPLES))
+    with pytest.raises(ValueError, match="not the indices of members"):
+        read(tmp_path)
+
+
+def test_a_longer_mask_is_cut_as_the_research_code_does_and_says_so(logits, tmp_path):
+    values, labels, matrix = logits
+    as_lira(tmp_path, values, labels, matrix)
+    for m in range(MODELS):
+        longer = np.concatenate([matrix.keep_MN[m], np.ones(5, dtype=bool)])
+        save(tmp_path / f"experiment-{m}_{MODELS}/keep.npy", longer)
+    with pytest.warns(UserWarning, match="35 flags for 30 scored samples"):
+        loaded = read(tmp_path)
+    assert np.array_equal(loaded.matrix.keep_MN, matrix.keep_MN)
+
+
+THIRD = "experiment-3_12"
+DAMAGE = {
+    "disagree": lambda p: save(p / THIRD / "scores/0000000100.npy", np.zeros((29, 2))),
+    "different lengths": lambda p: save(p / THIRD / "keep.npy", np.zeros(31, dtype=bool)),
+    "no readable": lambda p: (p / THIRD / "keep.npy").write_bytes(b"x"),
+    "one number": lambda p: save(p / "experiment-3_99/keep.npy", np.zeros(30, dtype=bool)),
+    "Python objects": lambda p: save(p / THIRD / "keep.npy", np.array([{}])),
+    "neither scores": lambda p: save(p / "experiment-77_12/keep.npy", np.zeros(30, dtype=bool)),
+}
+
+
+@pytest.mark.parametrize("sentence", DAMAGE)
+def test_damaged_folders_are_refused_in_one_sentence(sentence, logits, tmp_path):
+    as_lira(tmp_path, *logits)
+    DAMAGE[sentence](tmp_path)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        read(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_nobody_knows_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="holds no scores that are known"):
+        read(tmp_path)
+    (tmp_path / "scores.txt").write_text("1 2 3")
+    with pytest.raises(ValueError, match="is no \\.npz file and no folder"):
+        read(tmp_path / "scores.txt")
+    np.savez(tmp_path / "x.npz", scores_MNQ=np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="has no scores_MNQ and keep_MN: it holds scores_MNQ"):
+        read(tmp_path / "x.npz")
+    (tmp_path / "y.npz").write_bytes(b"not a zip")
+    with pytest.raises(ValueError, match="no readable \\.npz"):
+        read(tmp_path / "y.npz")
