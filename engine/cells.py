@@ -145,9 +145,9 @@ def _rate_at(found: GroupScores, column: int, alpha: float, level: float) -> Rat
 def _roc(found: GroupScores, first: int, level: float) -> Roc:
     estimates = [rate.estimate(level) for rate in found.tpr_A[first:]]
     return Roc(
-        fpr_A=GRID_A,
-        tpr_A=np.array([e.value for e in estimates]),
-        low_A=np.array([e.interval.low for e in estimates]),
-        high_A=np.array([e.interval.high for e in estimates]),
+        fpr_A=np.append(GRID_A, 1.0),
+        tpr_A=np.array([*(e.value for e in estimates), 1.0]),
+        low_A=np.array([*(e.interval.low for e in estimates), 1.0]),
+        high_A=np.array([*(e.interval.high for e in estimates), 1.0]),
         floor=1 / float(found.non_members_T.min()),
     )

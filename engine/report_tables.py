@@ -151,10 +151,10 @@ def _rate(notes: Notes, rate: RateAt) -> str:
     if rate.refused:
         beneath = ""
         if rate.bound is not None:
-            beneath = f"{number(rate.bound[0], 3)} to {number(rate.bound[1], 3)}"
+            beneath = f"{number(rate.bound[0], 3)}–{number(rate.bound[1], 3)}"
     else:
         realised = f"at {100 * rate.realised_fpr:.2g} %"
-        beneath = f"{half_width(rate.tpr, 3)} {realised}".strip()
+        beneath = "<br>".join(part for part in (half_width(rate.tpr, 3), realised) if part)
     shown = number(rate.tpr.value, 3)
     mark = notes.mark(rate.tpr.reason)
     return f'<td class="n">{shown}{mark}<span class="ci">{beneath}</span></td>'

@@ -27,8 +27,8 @@ Ints = npt.NDArray[np.int64]
 
 Mode = Literal["online", "offline"]
 MODES: tuple[Mode, ...] = ("online", "offline")
-GRID_A = np.logspace(-4, 0, 41)
-"""The false-positive rates at which ROC curves are drawn."""
+GRID_A = np.logspace(-4, 0, 41)[:-1]
+"""The false-positive rates below 1 at which ROC curves are drawn."""
 MOST_THREADS = 8
 """Each holds a (targets, samples) matrix of scores."""
 
@@ -82,16 +82,16 @@ def score_cell(
     )
     try:
         attacked = lira(matrix, parameters, targets=models, plan=plan)
-        evaluation = evaluate(
-            matrix,
-            lira_attack(parameters),
-            groups,
-            alphas=[*alphas, *(GRID_A if parameters.online else ())],
-            max_groups=MOST_GROUPS,
-            threads=min(len(os.sched_getaffinity(0)), MOST_THREADS),
-        )
     except ValueError as error:
         return _refused(mode, models, str(error))
+    evaluation = evaluate(
+        matrix,
+        lira_attack(parameters),
+        groups,
+        alphas=[*alphas, *(GRID_A if parameters.online else ())],
+        max_groups=MOST_GROUPS,
+        threads=min(len(os.sched_getaffinity(0)), MOST_THREADS),
+    )
     return CellScores(
         mode=mode,
         targets_T=models,

@@ -13,8 +13,9 @@ from synthetic_run import ARMS, KEEP, MIXES, OOD, SHIFT, a_study, make_run
 from attacks.lira import lira
 from attacks.types import ScoreMatrix
 from engine.analysis import analyse
+from engine.plan import ModelRef, ModelResult
 from engine.report import write_report
-from engine.store import open_run
+from engine.store import open_run, write_results
 from engine.study import Attacks, Mix
 from engine.summary import tables
 
@@ -284,6 +285,22 @@ def test_samples_without_a_side_are_excluded_by_count(tmp_path):
     )
     assert sum(cell.excluded.values()) == lonely > 0
     assert set(cell.excluded) == {"no_in", "no_out"}
+
+
+def test_tied_scores_are_attacked_all_the_same(tmp_path):
+    study = a_study(FLIP5, PAIR, models=8)
+    run = make_run(tmp_path, study)
+    cell = run.load("flip5", "bn")
+    results = []
+    for model, phi_NQ in enumerate(cell.arrays["phi_NQ"]):
+        arrays = {name: values[model] for name, values in cell.arrays.items()}
+        arrays["phi_NQ"] = np.round(phi_NQ).astype(np.float32)
+        ref = ModelRef(mix="flip5", arm="bn", model_id=model)
+        results.append(ModelResult(ref=ref, arrays=arrays))
+    write_results(run, results)
+    attack = analyse(run).cell("flip5", "bn").attack("online", "all")
+    assert attack.auc.interval.given
+    assert np.isfinite(attack.roc.tpr_A[-10:]).all()
 
 
 def test_no_rates_asked_for(tmp_path):
