@@ -2,22 +2,27 @@
 
     python bench/interval_coverage.py [--studies 2000] [--models 8 16 32 64] [--designs paired ...]
 
-Every study redraws masks, shadow models and targets, on the same samples. Each row: how often the interval of the mean
-AUC, and of a paired difference of two arms, covers the mean over all studies; its mean width beside
-the oracle's, 2 * 1.96 * the estimate's true standard deviation. Writes bench/results/.
+Every study redraws masks, shadow models and targets, on the same samples. Each row: how often the
+interval of the mean AUC, and of a paired difference of two arms, covers the mean over all studies;
+its mean width beside the oracle's, 2 * 1.96 * the estimate's true standard deviation. Writes
+bench/results/.
 """
 
 import argparse
 import csv
 import platform
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from attacks.evaluate import difference, evaluate, lira_attack
-from attacks.types import Bools, Design, Floats, ScoreMatrix
+# Python puts this folder first on the path, where bench/attacks.py is called attacks.
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from attacks.evaluate import difference, evaluate, lira_attack  # noqa: E402
+from attacks.types import Bools, Design, Floats, ScoreMatrix  # noqa: E402
 
 SAMPLES, GAP = 100, 1.5
 

@@ -1,0 +1,170 @@
+"""`engine attack`: every attack by name on runs and on other people's files."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from synthetic_run import a_study, make_run
+
+from attacks.export import write_lira, write_npz
+from attacks.interop import Loaded
+from attacks.lira import LiraParameters, lira
+from attacks.population import Population
+from attacks.rmia import RmiaParameters, rmia
+from attacks.types import ScoreMatrix
+from engine.attack import attack
+from engine.attack_sources import USES
+from engine.store import open_run
+
+POPULATION_FREE = ("loss", "calibrated", "attack_r", "lira_online", "lira_offline")
+
+
+def foreign(models=12, samples=80, queries=2, population=True):
+    rng = np.random.default_rng(0)
+    half = rng.random((models // 2, samples)) < 0.5
+    keep = np.concatenate([half, ~half])
+    scores = rng.normal(size=(models, samples, queries)) + 1.5 * keep[:, :, None]
+    z = Population(scores_MZQ=rng.normal(size=(models, 60, queries))) if population else None
+    matrix = ScoreMatrix(scores_MNQ=scores, keep_MN=keep)
+    numbers = np.arange(models) + 3
+    return Loaded(matrix=matrix, numbers_M=numbers, layout="npz", population=z)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    study = a_study(mixes={"flip5": a_study().mixes["flip5"]}, arms=("bn", "nobn"), models=8)
+    return make_run(tmp_path_factory.mktemp("runs") / "run", study, samples=200)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_every_attack_finds_the_planted_effect_in_a_run(name, run):
+    found = attack(run.path, [name], targets="all")
+    assert {row["arm"] for row in found.rows} == {"bn", "nobn"}
+    assert {row["group"] for row in found.rows} == {"all", "clean", "outlier"}
+    means = {(s.source, s.group): s for s in found.summaries}
+    bn, nobn = means["flip5/bn", "all"], means["flip5/nobn", "all"]
+    assert bn.auc > nobn.auc > 0.5
+    assert bn.interval.given
+    assert bn.interval.low < bn.auc < bn.interval.high
+
+
+def test_rows_say_what_they_rest_on(run):
+    found = attack(run.path, ["lira_online,loss"], cells=["flip5/bn"], settings=["fpr=0.1"])
+    assert len(found.rows) == 2 * 8 * 3
+    row = next(r for r in found.rows if r["attack"] == "lira_online" and r["group"] == "all")
+    assert row["statistic"] == "logit_scaled_confidence"
+    assert (row["variance"], row["query_mode"], row["models"]) == ("pooled", "eval", 8)
+    assert [row[f"in_models_{what}"] for what in ("min", "median", "max")] == [3, 3, 3]
+    assert [row[f"out_models_{what}"] for what in ("min", "median", "max")] == [3, 3, 3]
+    assert row["members"] + row["non_members"] + row["excluded"] == row["samples"] == 200
+    assert row["realised_fpr_at_0.1"] <= 0.1
+    outlier = next(r for r in found.rows if r["group"] == "outlier")
+    assert outlier["tpr_at_0.1_refused"]
+    assert outlier["tpr_at_0.1"] is None
+
+
+def test_files_hold_scores_by_attack_and_by_cell(run, tmp_path):
+    one = attack(run.path, ["lira_online"], cells=["flip5/nobn"], out=tmp_path / "one")
+    assert [path.name for path in one.written] == ["attacks.parquet", "scores.npz"]
+    cell = open_run(run.path).load("flip5", "nobn")
+    matrix = ScoreMatrix(scores_MNQ=cell.arrays["phi_NQ"], keep_MN=cell.keep_MN)
+    expected = lira(matrix)
+    with np.load(tmp_path / "one/scores.npz") as stored:
+        assert sorted(stored.files) == [
+            "lira_online/excluded_TN",
+            "lira_online/membership_TN",
+            "lira_online/scores_TN",
+        ]
+        np.testing.assert_array_equal(stored["lira_online/scores_TN"], expected.scores_TN)
+        np.testing.assert_array_equal(stored["lira_online/membership_TN"], cell.keep_MN)
+    table = pyarrow.parquet.read_table(tmp_path / "one/attacks.parquet").to_pylist()
+    assert table == list(one.rows)
+    attack(run.path, ["loss"], out=tmp_path / "two")
+    with np.load(tmp_path / "two/scores.npz") as stored:
+        assert "flip5/bn/loss/scores_TN" in stored.files
+        assert "flip5/nobn/loss/scores_TN" in stored.files
+
+
+@pytest.mark.parametrize("layout", ["npz", "lira"])
+def test_other_peoples_scores_give_the_same_numbers(layout, tmp_path):
+    loaded = foreign()
+    if layout == "npz":
+        path = write_npz(tmp_path / "x.npz", loaded)
+    else:
+        path = write_lira(tmp_path / "x", loaded)
+    names = [n for n in USES if layout == "npz" or n in POPULATION_FREE]
+    out = tmp_path / "out"
+    attack(path, names, settings=["variance=per_example"], targets="4,9", out=out)
+    with np.load(out / "scores.npz") as stored:
+        got = {name: stored[f"{name}/scores_TN"] for name in names}
+    parameters = LiraParameters(variance="per_example")
+    want = lira(loaded.matrix, parameters, targets=[1, 6]).scores_TN
+    np.testing.assert_array_equal(got["lira_online"], want)
+    if layout == "npz":
+        want = rmia(loaded.matrix, loaded.population, RmiaParameters(online=True), [1, 6])
+        np.testing.assert_array_equal(got["rmia_online"], want.scores_TN)
+
+
+def test_targets_are_numbers_of_models(tmp_path):
+    path = write_npz(tmp_path / "x.npz", foreign())
+    assert [row["target"] for row in attack(path, ["loss"], targets="last").rows] == [14]
+    assert [row["target"] for row in attack(path, ["loss"], targets="5,3").rows] == [5, 3]
+    few = attack(path, ["loss"], targets="5,3").summaries[0]
+    assert not few.interval.given
+    assert "2 of 12 models were targets" in few.interval.reason
+
+
+def test_models_that_diverged_are_neither_targets_nor_shadows(tmp_path):
+    study = a_study(mixes={"clean": a_study().mixes["clean"]}, arms=("bn",), models=12)
+    run = make_run(tmp_path / "run", study, samples=120, diverged=[("clean", "bn", 4)])
+    found = attack(run.path, ["lira_online"])
+    assert sorted(row["target"] for row in found.rows) == [m for m in range(12) if m != 4]
+    assert {row["models"] for row in found.rows} == {11}
+    assert {row["excluded"] for row in found.rows} == {0}
+    with pytest.raises(ValueError, match="model 4 of clean/bn diverged"):
+        attack(run.path, ["loss"], targets="4")
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "sentence"),
+    [
+        (["liar_online"], {}, "unknown attack 'liar_online': did you mean 'lira_online'"),
+        ([], {}, "name an attack: known are loss, calibrated"),
+        (["loss"], {"settings": ["variance=pooled"]}, "variance is used by none of loss"),
+        (["lira_online"], {"settings": ["varianze=pooled"]}, "did you mean 'variance'"),
+        (["lira_online"], {"settings": ["variance=global"]}, "unknown variance 'global'"),
+        (["lira_online"], {"settings": ["variance"]}, "expected key=value"),
+        (["rmia_offline"], {"settings": ["gamma=big"]}, "expected a value like 2.0"),
+        (["loss"], {"targets": "first"}, "expected all, last, or numbers"),
+        (["loss"], {"targets": "99"}, "there is no model 99"),
+        (["loss"], {"cells": ["clean/x"]}, "holds no 'clean/x'"),
+        (["attack_p"], {}, "attack_p needs scores of samples that no model trained on"),
+    ],
+)
+def test_what_does_not_work_is_one_sentence_and_writes_nothing(
+    names, arguments, sentence, tmp_path
+):
+    path = write_npz(tmp_path / "x.npz", foreign(population=False))
+    with pytest.raises(ValueError, match=sentence) as caught:
+        attack(path, names, out=tmp_path / "out", **arguments)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_the_command_prints_a_table_and_writes(tmp_path):
+    path = write_npz(tmp_path / "x.npz", foreign())
+    command = [sys.executable, "-m", "engine", "attack", str(path), "--attack", "lira_online,loss"]
+    done = subprocess.run(
+        [*command, "--set", "variance=pooled", "--targets", "all", "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "lira_online" in done.stdout
+    assert (tmp_path / "out/attacks.parquet").is_file()
+    wrong = subprocess.run([*command[:-1], "liar"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("engine: unknown attack 'liar'")
