@@ -5,12 +5,12 @@ one model's tensors, `shadow::NAME_stacked` on the same tensors with a leading m
 rule of the first calls the second; the vmap rule of the second folds the extra axis into the model
 axis. `differentiate` gives both the same autograd formula, whose backward is such a pair itself.
 
-An op folder holds `reference.py`, and may hold `cpu.py` and `triton.py`:
+An op folder holds `reference.py`, and may hold `cpu.py`, `cuda.py` (plain torch) and `triton.py`:
 - `reference.NAME(*args) -> Tensor | tuple[Tensor, ...]` takes one model's tensors: plain torch.
-- `cpu.NAME(out, *args)` and `triton.NAME(out, *args)` take stacked tensors (any strides) and fill
+- `cpu.NAME(out, *args)`, and `cuda` and `triton` alike, take stacked tensors (any strides) and fill
   the uninitialised `out`, a tuple from the op's `allocate`. They may return NotImplemented before
   writing, for a case (never a model count) that they leave to the reference.
-- `triton.admit(name, device, dtype) -> str`, optional: "" to serve, else the reason not to.
+A GPU implementation serves only after its self-check against the reference (`_selfcheck`).
 Which of them runs is chosen per (op, device type, dtype), see `choose`.
 
 M models.
@@ -48,6 +48,7 @@ class Op:
     single: Any
     stacked: Any
     definitions: tuple[Any, Any]
+    allocate: Callable[..., tuple[Tensor, ...]] | None = None
 
 
 def register(
@@ -86,6 +87,7 @@ def register(
         single=getattr(namespace, name).default,
         stacked=getattr(namespace, f"{name}_stacked").default,
         definitions=(one, many),
+        allocate=allocate,
     )
     one.register_vmap(_stack_rule(op.stacked))
     many.register_vmap(_fold_rule(op.stacked))
@@ -198,10 +200,11 @@ def _fast(folder: str, name: str, device: str, dtype: torch.dtype) -> Fill | Non
     if device == "cpu" and dtype is torch.float32:
         return _function(folder, "cpu", name)
     if device == "cuda" and dtype in (torch.float32, torch.bfloat16):
-        fill = _function(folder, "triton", name)
-        if fill is not None:
-            module = importlib.import_module(f"kernels.{folder}.triton")
-            reason = module.admit(name, device, dtype) if hasattr(module, "admit") else ""
+        for file in ("cuda", "triton"):
+            fill = _function(folder, file, name)
+            if fill is None:
+                continue
+            reason = importlib.import_module("kernels._selfcheck").reason(name, fill, device, dtype)
             if not reason:
                 return fill
             logger.warning("%s on %s runs its reference: %s", name, device, reason)

@@ -14,7 +14,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[3])]
 
-from triton_stub import TARGETS, compiling, measure  # noqa: E402
+from triton_stub import TARGETS, compiling, faults, measure  # noqa: E402
 
 from kernels import _layout  # noqa: E402
 
@@ -131,6 +131,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ops", nargs="*")
     parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--hold", action="store_true", help="fail on the first row out of limits")
     chosen = parser.parse_args()
     _layout.channels_last = lambda device, channels: True
     for target in chosen.targets.split(","):
@@ -143,7 +144,10 @@ def main():
                     for compiled in found:
                         row = {"op": op, "shape": layer_name, "dtype": dtype_name}
                         row["wide"] = WIDE.get(compiled.name, ())
-                        print(json.dumps(row | measure(compiled, target)), flush=True)
+                        row |= measure(compiled, target)
+                        print(json.dumps(row), flush=True)
+                        if chosen.hold and (fault := faults(row)):
+                            sys.exit(fault)
 
 
 if __name__ == "__main__":

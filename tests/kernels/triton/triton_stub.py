@@ -113,7 +113,7 @@ def _nvidia(kernel):
         usage = _dump("-res-usage", file.name)
         code = _dump("-sass", file.name)
     figures = dict(re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", usage))
-    loads = Counter(_width(op) for op in re.findall(r"\bLDG\.E[.\w]*", code))
+    loads = Counter(_width(op) for op in re.findall(r"\bLDG(?:STS)?\.E[.\w]*", code))
     stores = Counter(_width(op) for op in re.findall(r"\bSTG\.E[.\w]*", code))
     return {
         "registers": int(figures["REG"]),
@@ -171,3 +171,24 @@ def _amd_occupancy(row):
     if row["shared"]:
         waves = min(waves, 65536 // row["shared"] * row["warps"] // 4)
     return waves / 8
+
+
+LEAST_OCCUPANCY = 0.25
+"""Resident warps or waves, as a share of what fits: enough, with wide loads, to fill memory."""
+
+
+def faults(row):
+    """What is wrong with a row, in one sentence, or nothing."""
+    where = f"{row['op']} {row['shape']} {row['dtype']} {row['kernel']} on {row['target']}"
+    widest = lambda kind: max((int(bits) for bits in row[kind]), default=0)  # noqa: E731
+    narrow = [kind for kind in row["wide"] if widest(kind) < 128]
+    problems = {
+        f"{row['spills']} spills": row["spills"] > 0,
+        f"{row['stack']} bytes of stack": row["stack"] > 0,
+        f"{row['shared']} bytes of shared memory": row["shared"] > SHARED_LIMIT[row["target"]],
+        f"{row['float_atomics']} float atomics": row["float_atomics"] > 0,
+        f"occupancy {row['occupancy']}": row["occupancy"] < LEAST_OCCUPANCY,
+        f"{narrow} below 128 bits": bool(narrow),
+    }
+    found = [problem for problem, there in problems.items() if there]
+    return f"{where}: {', '.join(found)}" if found else ""

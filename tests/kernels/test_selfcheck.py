@@ -1,0 +1,67 @@
+"""The start-up self-check of GPU implementations: verdicts, their cache, and cuDNN's code paths."""
+
+import json
+
+import pytest
+import torch
+
+from kernels import _examples, _register, _selfcheck
+from kernels.conv import cuda
+
+
+def right(out, logits, labels):
+    for m in range(logits.shape[0]):
+        out[0][m] = torch.nn.functional.cross_entropy(logits[m], labels[m], reduction="none")
+
+
+def wrong(out, logits, labels):
+    right(out, logits, labels)
+    out[0][-1, -1] *= 1.5
+
+
+def failing(out, logits, labels):
+    raise RuntimeError("no such kernel\nand more")
+
+
+def test_a_wrong_or_failing_implementation_is_refused_with_its_reason():
+    examine = lambda fill: _selfcheck.examine("cross_entropy", fill, "cpu", torch.float32)  # noqa: E731
+    assert examine(right) == ""
+    assert "output 0 is off by" in examine(wrong)
+    assert examine(failing) == "it failed: RuntimeError: no such kernel"
+    assert "no example" in _selfcheck.examine("unheard", right, "cpu", torch.float32)
+
+
+def test_verdicts_are_kept_by_source_and_type(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    module = "kernels.cross_entropy.reference"
+    for fill in (right, wrong):
+        monkeypatch.setattr(fill, "__module__", module)
+    assert _selfcheck.reason("cross_entropy", right, "cpu", torch.float32) == ""
+    (path,) = tmp_path.rglob("*.json")
+    assert json.loads(path.read_text())["reason"] == ""
+    assert _selfcheck.reason("cross_entropy", wrong, "cpu", torch.float32) == ""
+    assert "is off by" in _selfcheck.reason("cross_entropy", wrong, "cpu", torch.bfloat16)
+
+
+def test_a_gpu_implementation_serves_only_if_it_is_admitted(monkeypatch, caplog):
+    verdicts = iter(["", "output 0 is off by 1"])
+    monkeypatch.setattr(_selfcheck, "reason", lambda *_: next(verdicts))
+    assert _register._fast("conv", "conv2d", "cuda", torch.float32) is cuda.conv2d
+    assert _register._fast("conv", "conv2d", "cuda", torch.float32) is None
+    assert "conv2d on cuda runs its reference: output 0 is off by 1" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_backward"])
+def test_convolutions_per_model_and_pointwise_products_equal_the_reference(name, monkeypatch):
+    """On a CPU the library call is not cuDNN's; views, products and gradients are the same."""
+    monkeypatch.setattr("kernels._layout.channels_last", lambda device, channels: True)
+    assert _selfcheck.examine(name, getattr(cuda, name), "cpu", torch.float32) == ""
+
+
+def test_every_op_with_a_gpu_implementation_has_examples():
+    missing = []
+    for name, op in _register._ops.items():
+        for file in ("cuda", "triton"):
+            if _register._function(op.folder, file, name) and name not in _examples.EXAMPLES:
+                missing.append(name)
+    assert not missing
