@@ -18,6 +18,7 @@ from engine.executors.ray_check import checked
 from engine.executors.ray_cluster import Where, connected, in_job
 from engine.executors.ray_interrupt import Interrupts
 from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign, describe
+from engine.executors.ray_metrics import Metrics
 from engine.executors.ray_worker import (
     Board,
     Order,
@@ -129,15 +130,15 @@ class RayExecutor:
         shards = [Shard(origin=i, stack=stack) for i, stack in enumerate(stacks)]
         ledger = Ledger(policy=self._policy, shards=shards)
         session = _Session(self._ray, self._train, self._demand, job, ledger)
-        told = 0
+        metrics, told = Metrics(), 0
         with Interrupts() as interrupts:
             try:
                 while ledger.unfinished and not ledger.hopeless:
                     interrupts.check()
                     session.submit()
                     for origin, results in session.receive():
-                        on_result(results)
                         on_progress(origin, job.study.train.epochs)
+                        on_result(results)
                         del results
                     for moved in session.look():
                         on_progress(*moved)
@@ -145,7 +146,9 @@ class RayExecutor:
                         self._watch.say(sentence)
                     told = len(ledger.reasons)
                     if session.fresh:
-                        self._watch.figures(ledger.snapshot().to_json())
+                        shown = ledger.snapshot()
+                        self._watch.figures(shown.to_json())
+                        metrics.show(shown)
             finally:
                 session.end()
                 if self._close:
@@ -185,7 +188,7 @@ class _Session:
                 run=self._run, number=number, stack=attempt.shard.stack, train=self._train
             )
             options = {**self._demand, "max_retries": 0, "label_selector": self._keep_off()}
-            reference = self._task.options(**options).remote(self._shared, order, self._board)
+            reference = self._task.options(**options).remote([self._shared], order, self._board)
             self._numbers[reference] = number
             live += 1
 
@@ -291,12 +294,15 @@ class _Session:
         self._numbers.clear()
 
 
-def _task(job: Job, order: Order, board: Any) -> Any:
+def _task(shared: list[Any], order: Order, board: Any) -> Any:
+    """Runs in a worker. `shared` holds the reference to the job inside a list, so that Ray does
+    not ask the node that has a copy, maybe a frozen one, for a place first."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
     try:
-        return train_order(job, dataclasses.replace(order, node=node), board)
+        here = dataclasses.replace(order, node=node)
+        return train_order(lambda: ray.get(shared[0]), here, board)
     except WrongMachine as error:
         raise WrongMachine(node, str(error)) from None
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 120.0
+PROBE_SECONDS = 5.0
 
 OWN_CLUSTER = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on loopback
@@ -178,7 +178,7 @@ def _probe(gcs: str, *, insecure: bool) -> None:
     """Find out within seconds whether the head answers, knows our token and asks for one."""
     host, _, port = gcs.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"no Ray head answers at {gcs} ({error}): check host, port (6379 by default) and "
@@ -223,7 +223,7 @@ def _check_alive(gcs: str, token: str) -> str:
     with grpc.insecure_channel(gcs, options=[("grpc.enable_http_proxy", 0)]) as channel:
         call = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
         try:
-            call(b"", timeout=5, metadata=metadata)
+            call(b"", timeout=PROBE_SECONDS, metadata=metadata)
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"

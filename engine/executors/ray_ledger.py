@@ -263,7 +263,9 @@ class Ledger:
             return
         usual = statistics.median(self._durations)
         for number, attempt in self.attempts.items():
-            if attempt.begun is None or attempt.sign is None or number in self._late:
+            if attempt.begun is None or attempt.sign is None:
+                continue
+            if attempt.abandoned or number in self._late:
                 continue
             running = now - attempt.begun
             ratio = running / len(attempt.shard.stack) / usual

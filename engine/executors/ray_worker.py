@@ -83,11 +83,11 @@ class TrainStack:
             raise WrongMachine(str(error)) from None
 
 
-def train_order(job: Job, order: Order, board: Any) -> list[ModelResult]:
-    """Train one shard; the task that the driver submits."""
+def train_order(fetch: Callable[[], Job], order: Order, board: Any) -> list[ModelResult]:
+    """Train one shard; the task that the driver submits. fetch: reads the job, once a process."""
     with _Pulse(board, order) as pulse:
         try:
-            return order.train(_own(order.run, job), order.stack, pulse.epoch)
+            return order.train(_own(order.run, fetch), order.stack, pulse.epoch)
         except MemoryError as error:
             raise OutOfMemory(str(error) or "host memory") from None
         except RuntimeError as error:
@@ -97,10 +97,11 @@ def train_order(job: Job, order: Order, board: Any) -> list[ModelResult]:
             raise OutOfMemory(str(error).split("\n")[0][:200]) from None
 
 
-def _own(run: str, job: Job) -> Job:
+def _own(run: str, fetch: Callable[[], Job]) -> Job:
     """The job with private images and tables: those of the object store are read-only."""
     if _process.get("run") != run:
         _process.clear()
+        job = fetch()
         tables = {
             name: dataclasses.replace(
                 table, **{f.name: getattr(table, f.name).copy() for f in dataclasses.fields(table)}

@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 from drive import Drive, after, fake, local, nodes, processes_of, trainers
@@ -48,6 +49,22 @@ def kill_worker(folder, train):
     drive.on_stored = lambda count: after(wait, kill) if count == 2 else None
     with local() as ray:
         return drive.train(ray, train or fake(drive))
+
+
+def metrics(folder, train):
+    """What Prometheus would read from the driver's node while shards are trained."""
+    drive, read = Drive(folder), []
+    with local() as ray:
+        port = ray.nodes()[0]["MetricsExportPort"]
+
+        def scrape() -> None:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+                lines = page.read().decode().splitlines()
+            read[:] = [line for line in lines if line.startswith("ray_shadow_engine")] or read
+
+        drive.on_stored = lambda count: after(0.0, scrape)
+        facts = drive.train(ray, fake(drive, seconds=3.0))
+        return {**facts, "read": read}
 
 
 def remove_node(folder, train):
@@ -209,7 +226,10 @@ def long(folder, train):
 def main() -> None:
     scenarios = dict(inspect.getmembers(sys.modules[__name__], inspect.isfunction))
     folder = Path(sys.argv[2])
-    facts = scenarios[sys.argv[1]](folder, "real" if "real" in sys.argv[3:] else None)
+    try:
+        facts = scenarios[sys.argv[1]](folder, "real" if "real" in sys.argv[3:] else None)
+    except KeyboardInterrupt:
+        sys.exit(130)  # as `engine` does
     print(json.dumps(facts))
 
 

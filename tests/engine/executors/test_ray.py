@@ -1,0 +1,132 @@
+"""Ray on one machine: the same bytes, faults survived, nothing exposed, nothing left behind."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
+import outcome
+
+pytest.importorskip("ray")
+
+TINY = ["data.limit=240", "models=4", "train.epochs=3", "train.batch=32", "resources.stack=2"]
+STUDY = "digits_bn_vs_nobn"
+
+
+def engine(out, *more):
+    sets = [part for pair in TINY for part in ("--set", pair)]
+    run = [sys.executable, "-m", "engine", "run", "--study", STUDY, "--out", str(out)]
+    return [*run, *sets, "--device", "cpu", *more]
+
+
+def exported(out):
+    (folder,) = Path(out).iterdir()
+    file = folder.parent.parent / f"{folder.parent.name}.npz"
+    subprocess.run(
+        [sys.executable, "-m", "engine", "export", str(folder), "--out", str(file)], check=True
+    )
+    return file.read_bytes()
+
+
+@pytest.fixture
+def home():
+    """A home and a temp folder of their own, both with short names; both must stay empty."""
+    with tempfile.TemporaryDirectory(prefix="h-", dir="/tmp") as name:
+        folders = {"HOME": Path(name) / "home", "TMPDIR": Path(name) / "tmp"}
+        for folder in folders.values():
+            folder.mkdir()
+        yield {key: str(folder) for key, folder in folders.items()}
+
+
+def belongings(home):
+    """What lies in home and temp, the engine's and compilers' caches apart, and who runs there."""
+    found = [str(p) for f in home.values() for p in Path(f).iterdir() if p.name != ".cache"]
+    found = [name for name in found if "torchinductor" not in name]
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                if home["TMPDIR"].encode() in (path / "environ").read_bytes():
+                    found.append((path / "cmdline").read_bytes().decode())
+            except OSError:
+                continue
+    return found
+
+
+def test_one_command_gives_the_bytes_of_the_local_executor_and_leaves_nothing(tmp_path, home):
+    local = subprocess.run(
+        engine(tmp_path / "local"), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert local.returncode == 0, local.stderr
+    ours = outcome.environment(**home)
+    done = subprocess.run(
+        engine(tmp_path / "ray", "--executor", "ray"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=ours,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert exported(tmp_path / "ray") == exported(tmp_path / "local")
+    assert "(raylet)" not in done.stdout
+    assert "12/12 models" in done.stdout
+    (folder,) = (tmp_path / "ray").iterdir()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["executor"], manifest["hardware"]["nodes"]) == ("ray", 1)
+    assert belongings(home) == []
+
+
+def start(folder, home):
+    return subprocess.Popen(
+        outcome.command("long", folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=outcome.environment(**home),
+    )
+
+
+def until(process, word):
+    for line in process.stdout:
+        if line.startswith(word):
+            return line
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_stopped_driver_keeps_what_is_finished_and_leaves_nothing(tmp_path, home, number, code):
+    process = start(tmp_path, home)
+    listening = json.loads(until(process, "listening").removeprefix("listening "))
+    assert len(listening) > 5
+    v4, v6 = "0100007F", "0000000000000000FFFF00000100007F"
+    assert {address.split(":")[0] for address in listening} <= {v4, v6}
+    until(process, "stored 1")
+    process.send_signal(number)
+    begun = time.monotonic()
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    assert time.monotonic() - begun < 20
+    kept = len(outcome.open_run(tmp_path / "run").scan().rows)
+    assert 2 <= kept < 24
+    for _ in range(60):
+        if not (rest := belongings(home)):
+            break
+        time.sleep(0.5)
+    assert rest == []
+    assert not list((tmp_path / "run").rglob("*.part"))
+
+
+def test_a_killed_worker_costs_one_shard(tmp_path):
+    facts = outcome.act("kill_worker", tmp_path / "killed")
+    assert facts["failure"] is None
+    assert facts["trainings"] - facts["stacks"] <= 1
+    assert facts["models_done"] == 24
+    assert outcome.left(tmp_path / "killed") == outcome.pretended(tmp_path / "plain")

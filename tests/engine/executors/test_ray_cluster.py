@@ -1,0 +1,75 @@
+"""Bad input for clusters: one sentence each, before anything is started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from engine.executors import ray_cluster
+from engine.executors.ray import opened
+from engine.executors.ray_cluster import Where, connected
+from engine.studyfile import load_study
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch, tmp_path):
+    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def silent_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("auto", "no Ray cluster runs on this machine"),
+        ("ray://head:10001", "expected local, auto or HOST:PORT"),
+        ("somewhere", "expected local, auto or HOST:PORT"),
+        ("no-such-host.invalid:6379", "no Ray head answers at no-such-host.invalid:6379"),
+    ],
+)
+def test_wrong_addresses(address, words):
+    with pytest.raises(ValueError, match=words), connected(Where(address=address)):
+        pass
+
+
+def test_nobody_listens(silent_port):
+    where = Where(address=f"127.0.0.1:{silent_port}")
+    with pytest.raises(ValueError, match=r"no Ray head answers.*firewall"), connected(where):
+        pass
+
+
+def test_something_else_listens(silent_port, monkeypatch):
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    with server:
+        where = Where(address=f"127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(ray_cluster, "PROBE_SECONDS", 1.0)
+        with pytest.raises(ValueError, match="is no Ray head"), connected(where):
+            pass
+
+
+def test_a_token_file_that_is_not_there(monkeypatch, silent_port):
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere/token")
+    with pytest.raises(ValueError, match="/nowhere/token"):
+        ray_cluster._token()
+
+
+def test_a_relative_out_inside_a_job(monkeypatch):
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    study = load_study("digits_bn_vs_nobn")
+    with (
+        pytest.raises(ValueError, match="absolute path"),
+        opened(study, Where(), device="cpu", out=Path("runs")),
+    ):
+        pass
