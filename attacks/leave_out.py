@@ -39,7 +39,7 @@ class Problem:
 
     targets: None (every model in turn), model indices, or a ScoreMatrix of separate targets over
     the same samples and queries. models: the models that exist at all (others count as deleted);
-    the rule stays that of the whole mask. Targets of `models` that are deleted are not attacked.
+    the rule stays that of the whole mask. Targets that are deleted are not attacked.
     """
 
     def __init__(
@@ -83,16 +83,22 @@ class Problem:
             chosen = resolve_targets(listed, matrix.models)
             self.targets_T = chosen[self.alive_A[chosen]]
             self.names_T = self.targets_T
-        self.shadows_S: Ints = plan.order_M[self.alive_A[plan.order_M]]
-        self.row_A = np.full(keep.shape[0], -1, dtype=np.int64)
-        self.row_A[self.shadows_S] = np.arange(self.shadows_S.size)
+        self._serve(self.alive_A)
 
-    def only(self, target: int) -> "Problem":
-        """The same problem with one of its targets."""
+    def only(self, chosen_T: Bools, shadows: Sequence[int] | None = None) -> "Problem":
+        """The same problem with some of its targets, and of its shadow models."""
         one = copy.copy(self)
-        chosen = self.targets_T == target
-        one.targets_T, one.names_T = self.targets_T[chosen], self.names_T[chosen]
+        one.targets_T, one.names_T = self.targets_T[chosen_T], self.names_T[chosen_T]
+        if shadows is not None:
+            one._serve(np.isin(np.arange(self.alive_A.size), shadows) & self.alive_A)
         return one
+
+    def _serve(self, alive_A: Bools) -> None:
+        """Let these models be the shadow models."""
+        self.alive_A = alive_A
+        self.shadows_S: Ints = self.plan.order_M[alive_A[self.plan.order_M]]
+        self.row_A: Ints = np.full(alive_A.size, -1, dtype=np.int64)
+        self.row_A[self.shadows_S] = np.arange(self.shadows_S.size)
 
     @property
     def membership_TN(self) -> Bools:

@@ -30,14 +30,21 @@ GRID: tuple[float, ...] = tuple(i / 10 for i in range(11))
 
 @dataclass(frozen=True, kw_only=True)
 class RmiaParameters:
-    """online or offline; gamma; the offline line's a, or "tuned" on the other models."""
+    """online or offline; gamma; the offline line's a, or "tuned" on the other models.
+
+    references: reference models on each side of a sample (0: all there are). So many pairs are
+    taken, in an order that the mask gives, without the target's own; from masks without pairs so
+    many models that the mean number of OUT ones is that. It is capped at what there is.
+    """
 
     online: bool = False
     gamma: float = 2.0
     a: float | Literal["tuned"] = 0.3
+    references: int = 0
 
     def __post_init__(self) -> None:
         require(self.gamma > 0, f"gamma is {self.gamma}: expected above 0")
+        require(self.references >= 0, f"references is {self.references}: expected 0 or more")
         if isinstance(self.a, str):
             require(self.a == "tuned", f"a is '{self.a}': expected a number or 'tuned'")
             require(not self.online, "a is used offline only: leave it out")
@@ -67,9 +74,33 @@ def rmia(
     population.check(problem)
     if parameters.a == "tuned":
         return _tuned(problem, population, parameters)
-    scores, codes = _scores(problem, population, parameters)
+    if parameters.references:
+        scores, codes = _few_references(problem, population, parameters)
+    else:
+        scores, codes = _scores(problem, population, parameters)
     need_models(problem, codes, "RMIA")
     return attack_scores(problem, scores, codes)
+
+
+def _few_references(
+    problem: Problem, population: Population, parameters: RmiaParameters
+) -> tuple[Floats, Codes]:
+    """Scores from the first groups of models only, one more where the target's own is there."""
+    groups = [[m for m in group if problem.alive_A[m]] for group in problem.plan.deletion_groups()]
+    groups = [group for group in groups if group]
+    size = parameters.references
+    if problem.plan.design != "paired":
+        share = max(1 - float(problem.plan.keep_MN.mean()), 1e-9)
+        size = int(np.ceil(size / share / np.mean([len(group) for group in groups])))
+    shape = (problem.targets_T.size, problem.matrix.samples)
+    scores, codes = np.zeros(shape), np.zeros(shape, dtype=np.uint8)
+    own = np.isin(problem.targets_T, [m for group in groups[:size] for m in group])
+    for chosen, count in ((own, size + 1), (~own, size)):
+        if chosen.any():
+            serve = [m for group in groups[:count] for m in group]
+            part = problem.only(chosen, serve)
+            scores[chosen], codes[chosen] = _scores(part, population, parameters)
+    return scores, codes
 
 
 def _scores(
@@ -171,7 +202,7 @@ def _tuned(problem: Problem, population: Population, parameters: RmiaParameters)
         away = tuple(sorted({target, int(problem.plan.partner_M[target])}))
         if away not in chosen:
             chosen[away] = _best_a(problem, population, parameters, away)
-        one = problem.only(target)
+        one = problem.only(problem.targets_T == target)
         fixed = RmiaParameters(online=False, gamma=parameters.gamma, a=chosen[away])
         scores, codes = _scores(one, population, fixed)
         need_models(one, codes, f"RMIA (target {name})")

@@ -134,7 +134,9 @@ def _function(name: str) -> Function:
             return _quantile(source, population, settings, common)
         online = name == "rmia_online"
         a = 0.3 if online else settings.a
-        chosen = RmiaParameters(online=online, gamma=settings.gamma, a=a)
+        chosen = RmiaParameters(
+            online=online, gamma=settings.gamma, a=a, references=settings.references
+        )
         return rmia(matrix, population, chosen, **common)
 
     return run

@@ -29,6 +29,7 @@ class Settings:
     shrinkage: float = 8.0
     gamma: float = 2.0
     a: float | Literal["tuned"] = 0.3
+    references: int = 0
     alpha: float = 0.05
     regressor: str = "boosting"
     seed: int = 0
@@ -39,7 +40,7 @@ class Settings:
     query_mode: str = ""
 
 
-_LIRA, _RMIA = ("variance", "centre", "shrinkage"), ("gamma",)
+_LIRA, _RMIA = ("variance", "centre", "shrinkage"), ("gamma", "references")
 USES: Mapping[str, tuple[str, ...]] = {
     "loss": (),
     "calibrated": (),

@@ -7,6 +7,7 @@ import oracles
 import pytest
 from designs import gone_of, memo, study
 
+from attacks.exclusion import plan_exclusion
 from attacks.lira import LiraParameters, lira
 from attacks.population import Population
 from attacks.rmia import RmiaParameters, rmia
@@ -149,3 +150,33 @@ def test_separate_targets_score_as_if_they_had_been_shadows_left_out(attack, des
         among = run(whole, Population(scores_MZQ=z), targets=[t])
         np.testing.assert_allclose(apart.scores_TN, among.scores_TN, rtol=1e-12, atol=1e-12)
         assert np.array_equal(apart.membership_TN, among.membership_TN)
+
+
+@pytest.mark.parametrize("design", ["paired", "bernoulli"])
+@pytest.mark.parametrize("references", [1, 2, 100])
+def test_rmia_with_few_references_is_rmia_on_those_models(design, references):
+    """The references are pairs (or models) of one fixed order, never the target's own."""
+    matrix = study(6, design, 12, 25)
+    z = np.random.default_rng(3).normal(0, 2, (12, 8))
+    few = RmiaParameters(references=references)
+    result = rmia(matrix, Population(scores_MZQ=z), few)
+    groups = [list(g) for g in plan_exclusion(matrix.keep_MN, matrix.design).deletion_groups()]
+    share = 1 - matrix.keep_MN.mean()
+    size = references if design == "paired" else int(np.ceil(references / share))
+    for t in range(12):
+        serve = [g for g in groups if t not in g][:size]
+        chosen = [m for g in serve for m in g]
+        shadows = ScoreMatrix(
+            scores_MNQ=matrix.scores_MNQ[chosen],
+            keep_MN=matrix.keep_MN[chosen],
+            design=matrix.design,
+        )
+        alone = ScoreMatrix(
+            scores_MNQ=matrix.scores_MNQ[[t]], keep_MN=matrix.keep_MN[[t]], design=matrix.design
+        )
+        population = Population(scores_MZQ=z[chosen], targets_TZQ=z[[t]])
+        want = rmia(shadows, population, RmiaParameters(), targets=alone)
+        np.testing.assert_allclose(result.scores_TN[t], want.scores_TN[0], atol=1e-12)
+    if references == 100:
+        whole = rmia(matrix, Population(scores_MZQ=z), RmiaParameters())
+        np.testing.assert_allclose(result.scores_TN, whole.scores_TN, atol=1e-12)
