@@ -68,7 +68,7 @@ def gram(x_ptr, grad_ptr, part_ptr, samples, x_pitch, grad_pitch, H: tl.constexp
             a = _outputs(grad_ptr, left, col, T, OUTS)
             b = _outputs(grad_ptr, right, col, T, OUTS)
             outputs = tl.dot(a, tl.trans(b), outputs, input_precision="ieee")
-        total = tl.sum(tl.sum(inputs * outputs, 1), 0)
+        total = tl.sum(tl.reshape(inputs * outputs, [TILE * TILE]), 0)
         tl.store(out, tl.where(first == second, total, 2.0 * total))
 
 
@@ -96,7 +96,7 @@ def square(x_ptr, grad_ptr, part_ptr, samples, x_pitch, grad_pitch, H: tl.conste
         weight = tl.dot(tl.trans(b), a, weight, input_precision="ieee")
         if BIAS:
             bias += tl.sum(b.to(tl.float32), 0)
-    total = tl.sum(tl.sum(weight * weight, 1), 0)
+    total = tl.sum(tl.reshape(weight * weight, [COLS * COLS]), 0)
     if BIAS:
         total += tl.where(block % (K * K * blocks) == 0, tl.sum(bias * bias, 0), 0.0)
     at = (model * samples + sample) * tl.num_programs(0) + block
