@@ -6,10 +6,12 @@ it, stands in `kernels._register`.
 """
 
 from kernels import sgd
+from kernels._process import keep_memory, prepare
 from kernels._register import adopt, plan
 from kernels.affine import affine, relu
 from kernels.augment import augment, view
 from kernels.batch_norm import BatchNormOut, PenaltyForm, batch_norm
+from kernels.concat import concat
 from kernels.conv import conv2d
 from kernels.cross_entropy import cross_entropy, cross_entropy_phi
 from kernels.group_norm import group_norm
@@ -24,14 +26,17 @@ __all__ = [
     "augment",
     "avg_pool",
     "batch_norm",
+    "concat",
     "conv2d",
     "cross_entropy",
     "cross_entropy_phi",
     "global_avg_pool",
     "group_norm",
+    "keep_memory",
     "linear",
     "max_pool",
     "plan",
+    "prepare",
     "relu",
     "sgd",
     "view",

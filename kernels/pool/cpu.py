@@ -135,10 +135,10 @@ def _scatter_row(grad, where, at, columns, inner, size, first, dx, to):
     """One row of pixels from its row of windows; `first` is the place of a window's left pixel."""
     if inner == 1 and size == 2:
         for i in range(columns):
-            j = np.uintp(i)
-            slope, place, left = grad[at + j], where[at + j], to + TWO * j
-            dx[left] = slope if place == first else ZERO
-            dx[left + ONE] = slope if place == first + np.uint8(1) else ZERO
+            k = np.uintp(i)
+            slope, winner, left = grad[at + k], where[at + k], to + TWO * k
+            dx[left] = slope if winner == first else ZERO
+            dx[left + ONE] = slope if winner == first + np.uint8(1) else ZERO
         return
     for j in range(columns):
         source = at + np.uintp(j * inner)

@@ -248,6 +248,12 @@ CASES = [
     _pool_case("global", (3, 24, 5, 7), kernels.global_avg_pool, lambda x: x.mean((2, 3))),
     _pool_case("global planes", (3, 5, 5, 7), kernels.global_avg_pool, lambda x: x.mean((2, 3))),
     Case(
+        name="concat",
+        shapes={"first": (3, 6, 5, 7), "second": (3, 12, 5, 7)},
+        ours=lambda first, second: kernels.concat(first, second),
+        plain=lambda first, second: torch.cat([first, second], 1),
+    ),
+    Case(
         name="cross_entropy",
         shapes={"logits": (7, 11)},
         labels=(7, 11),

@@ -182,6 +182,7 @@ def test_an_empty_batch(dtype):
         lambda: kernels.group_norm(torch.ones(1, 3, 2, 2), 2, None, None),
         lambda: kernels.affine(torch.ones(1, 3, 2, 2), torch.ones(2), None),
         lambda: kernels.max_pool(torch.ones(1, 3, 2, 2), 3),
+        lambda: kernels.concat(torch.ones(1, 3, 2, 2), torch.ones(1, 3, 2, 3)),
         lambda: kernels.cross_entropy(torch.ones(2, 3), torch.zeros(3, dtype=torch.int64)),
         lambda: kernels.cross_entropy(torch.ones(2, 3), torch.zeros(2)),
         lambda: kernels.PenaltyForm(form="cube"),  # type: ignore[arg-type]

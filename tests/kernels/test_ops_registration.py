@@ -20,6 +20,7 @@ ONE_EACH = (
     "pool max channels-last",
     "pool avg planes",
     "pool global",
+    "concat",
     "cross_entropy",
     "cross_entropy_phi",
 )
