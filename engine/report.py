@@ -72,11 +72,12 @@ def render(findings: Findings, drawings: tuple[Drawing, ...]) -> str:
         _section("Run", facts(findings)),
         _section("How to read this", reading(findings)),
     ]
+    main = re.sub(r"(\d) %", "\\1\N{NO-BREAK SPACE}%", "".join(body))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(findings.name)}</title>\n<style>\n{style}</style>\n</head>\n"
-        f"<body>\n<main>\n{''.join(body)}\n</main>\n</body>\n</html>\n"
+        f"<body>\n<main>\n{main}\n</main>\n</body>\n</html>\n"
     )
 
 

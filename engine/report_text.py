@@ -8,6 +8,7 @@ from engine.findings import Contrast, Findings
 from engine.wording import (
     arm_in_words,
     counted,
+    full,
     jackknifed,
     main_pair,
     mix_in_words,
@@ -94,7 +95,7 @@ def _care_training(findings: Findings) -> list[str]:
 def _matched(pair: Contrast) -> str:
     if pair.matched is None:
         return "this run kept no scores to compare at equal training accuracy"
-    points = number(100 * pair.matched.auc.value, 1, signed=True)
+    points = full(pair.matched.auc, 1, 100, signed=True)
     return f"at the closest training accuracies it is {points} points"
 
 
