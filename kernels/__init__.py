@@ -5,7 +5,8 @@ vmap with `torch.autograd.grad`. How an op is registered, and how an implementat
 it, stands in `kernels._register`.
 """
 
-from kernels import sgd
+from kernels import grad_norm, sgd
+from kernels._explain import Explanation, explain
 from kernels._process import keep_memory, prepare
 from kernels._register import adopt, plan
 from kernels.affine import affine, relu
@@ -20,6 +21,7 @@ from kernels.pool import avg_pool, global_avg_pool, max_pool
 
 __all__ = [
     "BatchNormOut",
+    "Explanation",
     "PenaltyForm",
     "adopt",
     "affine",
@@ -30,7 +32,9 @@ __all__ = [
     "conv2d",
     "cross_entropy",
     "cross_entropy_phi",
+    "explain",
     "global_avg_pool",
+    "grad_norm",
     "group_norm",
     "keep_memory",
     "linear",
