@@ -255,10 +255,10 @@ def adopt(given: dict[str, str]) -> None:
 
     Raises RuntimeError where a version, the instruction set or an implementation differs.
     """
+    forget()
     for key, wanted in given.items():
         if wanted == "reference" and ":" in key:
             _adopted[key] = wanted
-    _chosen.clear()
     devices = {tuple(key.split(":")[1:]) for key in given if ":" in key}
     for device, dtype in devices:
         here = plan(device, getattr(torch, dtype))
