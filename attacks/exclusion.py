@@ -11,7 +11,8 @@ fixed by design: if t is IN, one IN model fewer remains. Three rules undo that e
 
 A mask may mix them: models with a complement are paired, and the rest is "balanced" when its
 column sums are all equal (two models at least), else left out alone; an odd last model of a paired
-study is such a rest.
+study is such a rest. A balanced mask that lost some of its models fits none of the rules: what
+remains of the bias is that of leaving the target alone out.
 
 The hash draws uniformly, for each target and sample, among the models of the opposite side: a
 favourite among them would stay on one side more often when the target is a member, and models that

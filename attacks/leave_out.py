@@ -16,10 +16,7 @@ import numpy.typing as npt
 from attacks.exclusion import Exclusion, plan_exclusion
 from attacks.types import (
     Array,
-    AttackScores,
     Bools,
-    Codes,
-    Excluded,
     Floats,
     Ints,
     ScoreMatrix,
@@ -278,6 +275,7 @@ class LeftOut:
             np.float64
         )
         self._other_TB = 1.0 - self._member_TB
+        self._kept: tuple[Array, Array | None] | None = None
         self.own_TB = block.own(targets)
         self.own_is_finite = block.all_finite and bool((self._row >= 0).all())
 
@@ -294,10 +292,23 @@ class LeftOut:
         own_here, other_here = self._member_TB, self._other_TB
         if not inside:
             own_here, other_here = other_here, own_here
-        taken: Floats = self._picked(values_SB, self._row) * own_here
-        if (self._companion >= 0).any():
-            taken += self._picked(values_SB, self._companion) * other_here
+        own, other = self._both(values_SB)
+        taken: Floats = own * own_here
+        if other is not None:
+            taken += other * other_here
         return taken
+
+    def _both(self, values_SB: Array) -> tuple[Array, "Array | None"]:
+        """The targets' and the companions' rows; those of the deviations are kept."""
+        deviations = values_SB is self._block.deviation_SB
+        if deviations and self._kept is not None:
+            return self._kept
+        own = self._picked(values_SB, self._row)
+        some = bool((self._companion >= 0).any())
+        both = own, self._picked(values_SB, self._companion) if some else None
+        if deviations:
+            self._kept = both
+        return both
 
     def _gone(self, inside: bool) -> "Floats | None":
         """1 where this side loses a model; None: everywhere."""
@@ -354,44 +365,3 @@ class LeftOut:
             mean = np.where(here, x, 0.0).sum(axis=0) / count
             mean_TB[t, at] = mean
             squares_TB[t, at] = np.where(here, (x - mean) ** 2, 0.0).sum(axis=0)
-
-
-def attack_scores(problem: Problem, sums_TN: Floats, codes_TN: Codes) -> AttackScores:
-    """Means over queries from their sums, NaN where a reason code says so or none is finite.
-
-    Both arrays are changed in place.
-    """
-    for row, code in zip(sums_TN, codes_TN, strict=True):
-        if problem.matrix.queries > 1:
-            row /= problem.matrix.queries
-        code[(code == 0) & ~np.isfinite(row)] = Excluded.SCORE_NOT_FINITE
-        row[code > 0] = np.nan
-    return AttackScores(
-        scores_TN=sums_TN,
-        membership_TN=problem.membership_TN,
-        excluded_TN=codes_TN,
-        targets_T=problem.names_T,
-    )
-
-
-def enter(codes: Codes, code: Excluded, where: Bools) -> None:
-    """Give a reason to entries that have none yet, or one of a higher code."""
-    codes[where & ((codes == 0) | (codes > code))] = code
-
-
-def all_coded(codes_TN: Codes, codes: Sequence[Excluded]) -> Bools:
-    """Which targets have one of these codes at every sample."""
-    known = np.zeros(256, dtype=np.bool_)
-    known[list(codes)] = True
-    return np.array([known[row].all() for row in codes_TN], dtype=np.bool_)
-
-
-def need_models(problem: Problem, codes_TN: Codes, attack: str) -> None:
-    """Raise ValueError when some target has no sample with the models that the attack needs."""
-    empty = all_coded(codes_TN, (Excluded.NO_IN, Excluded.NO_OUT))
-    if empty.any():
-        raise ValueError(
-            f"{attack} finds no sample with IN and OUT models once target "
-            f"{int(problem.names_T[int(empty.argmax())])} and its complement are left out of "
-            f"{problem.shadows_S.size} models: train at least four"
-        )

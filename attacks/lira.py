@@ -22,16 +22,8 @@ import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from attacks.exclusion import Exclusion
-from attacks.leave_out import (
-    Block,
-    LeftOut,
-    Moments,
-    Problem,
-    Targets,
-    all_coded,
-    attack_scores,
-    enter,
-)
+from attacks.leave_out import Block, LeftOut, Moments, Problem, Targets
+from attacks.outcome import all_coded, attack_scores, enter
 from attacks.types import AttackScores, Bools, Codes, Excluded, Floats, ScoreMatrix, choose, require
 
 SPREAD_FLOOR = 1e-6

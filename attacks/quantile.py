@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attacks.exclusion import Exclusion
-from attacks.leave_out import Problem, Targets, attack_scores, enter
+from attacks.leave_out import Problem, Targets
+from attacks.outcome import attack_scores, enter
 from attacks.population import Population
 from attacks.types import Array, AttackScores, Excluded, Floats, ScoreMatrix, choose, require
 

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from scipy.special import expit
 
 from attacks.exclusion import Exclusion
-from attacks.leave_out import Block, LeftOut, Problem, Targets, attack_scores, enter, need_models
+from attacks.leave_out import Block, LeftOut, Problem, Targets
 from attacks.metrics import auc
+from attacks.outcome import attack_scores, enter, need_models
 from attacks.population import Population
 from attacks.types import AttackScores, Codes, Excluded, Floats, ScoreMatrix, require
 

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attacks.exclusion import Exclusion
-from attacks.leave_out import Block, Problem, Targets, attack_scores, enter, need_models
+from attacks.leave_out import Block, Problem, Targets
+from attacks.outcome import attack_scores, enter, need_models
 from attacks.population import Population
 from attacks.types import Array, AttackScores, Codes, Excluded, Floats, ScoreMatrix
 

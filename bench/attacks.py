@@ -216,7 +216,7 @@ def exponent(sizes: list[int], seconds: list[float]) -> float:
 
 def case_ladder(repeats: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    base = {"models": 64, "samples": 20_000, "queries": 1}
+    base = {"models": 64, "samples": 100_000, "queries": 1}
     for axis in ("models", "samples", "queries"):
         sizes, seconds = [base[axis] * 2**k for k in range(4)], []
         for size in sizes:
