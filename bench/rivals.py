@@ -177,10 +177,13 @@ def run_arm(job: Job, arm: str, study: "Study", data: "StudyData", ids: Sequence
 
 
 def worker(pipe: Any, job: Job, models: int, ids: Sequence[int]) -> None:
-    """Serve runs of arms until told to stop; the first of each arm warms up."""
+    """Serve runs of arms until told to stop; all arms keep freed memory, as training does."""
     import torch
 
+    import kernels
+
     torch.set_num_threads(1)
+    kernels.keep_memory()
     study, data = workload(job, models)
     while (request := pipe.recv()) is not None:
         arm, some = request

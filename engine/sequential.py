@@ -90,14 +90,6 @@ class PlainAffine(layers.Affine):
         return _finish(x, relu, residual)
 
 
-class PlainReLU(layers.ReLU):
-    """ReLU by torch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """F.relu."""
-        return F.relu(x)
-
-
 class PlainMaxPool(layers.MaxPool):
     """MaxPool by torch."""
 
@@ -122,6 +114,14 @@ class PlainGlobalAvgPool(layers.GlobalAvgPool):
         return x.mean((2, 3))
 
 
+class PlainConcat(layers.Concat):
+    """Concat by torch."""
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        """torch.cat."""
+        return torch.cat([first, second], 1)
+
+
 def _finish(y: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
     if residual is not None:
         y = y + residual
@@ -134,10 +134,10 @@ TWINS: dict[type[nn.Module], type[nn.Module]] = {
     layers.BatchNorm: PlainBatchNorm,
     layers.GroupNorm: PlainGroupNorm,
     layers.Affine: PlainAffine,
-    layers.ReLU: PlainReLU,
     layers.MaxPool: PlainMaxPool,
     layers.AvgPool: PlainAvgPool,
     layers.GlobalAvgPool: PlainGlobalAvgPool,
+    layers.Concat: PlainConcat,
 }
 
 

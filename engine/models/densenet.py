@@ -4,10 +4,9 @@ Shallow on purpose: without a norm, deep dense nets do not train fairly. Layers 
 (norm, ReLU, convolution); without a norm convolutions carry biases.
 """
 
-import torch
 from torch import Tensor, nn
 
-from engine.models.layers import AvgPool, Conv, GlobalAvgPool, Linear, NormChoice
+from engine.models.layers import AvgPool, Concat, Conv, GlobalAvgPool, Linear, NormChoice
 
 GROWTH, LAYERS, BLOCKS = 12, 4, 3
 
@@ -31,10 +30,12 @@ class DenseLayer(PreActConv):
 
     def __init__(self, norm: NormChoice, inputs: int) -> None:
         super().__init__(norm, inputs, GROWTH, 3)
+        self.concat = Concat()
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C + GROWTH, H, W)."""
-        return torch.cat([x, super().forward(x)], 1)
+        y: Tensor = self.concat(x, super().forward(x))
+        return y
 
 
 class Transition(PreActConv):

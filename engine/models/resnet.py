@@ -10,7 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.models.layers import Affine, Conv, ConvNormAct, GlobalAvgPool, Linear, NormChoice
+from engine.models.layers import (
+    Affine,
+    Concat,
+    Conv,
+    ConvNormAct,
+    GlobalAvgPool,
+    Linear,
+    NormChoice,
+)
 
 
 class Shortcut(nn.Module):
@@ -19,14 +27,14 @@ class Shortcut(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.extra, self.stride = outputs - inputs, stride
+        self.concat = Concat()
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C + extra, H / stride, W / stride)."""
         if self.stride > 1:
             x = x[:, :, :: self.stride, :: self.stride]
         if self.extra:
-            zeros = torch.zeros_like(x[:, :1]).expand(-1, self.extra, -1, -1)
-            x = torch.cat([x, zeros], 1)
+            x = self.concat(x, torch.zeros_like(x[:, :1]).expand(-1, self.extra, -1, -1))
         return x
 
 
