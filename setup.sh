@@ -122,4 +122,9 @@ if ! done_already ffcv; then
     say "going on without FFCV: images are read by the resident loader (run this again to retry)"
   fi
 fi
+if ! done_already loops; then
+  say "compiling the CPU loops (half a minute, once)"
+  .venv/bin/python -c 'import kernels; kernels.prepare()'
+  echo "$wanted" >.venv/.done-loops
+fi
 echo "ready: .venv/bin/engine run --study digits_bn_vs_nobn"

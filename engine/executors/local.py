@@ -145,6 +145,7 @@ def _start_worker(
     import kernels
 
     torch.set_num_threads(1)
+    kernels.keep_memory()
     kernels.adopt(light.kernel_plan)
     _worker["job"] = dataclasses.replace(light, data=attach(light.data, where))
     _worker["progress"] = progress
