@@ -1,7 +1,7 @@
 """Batch norm with ReLU, residual and the gamma/sigma penalty as one op.
 
 y = relu(gamma * (x - mu) / sigma + beta + residual), sigma = sqrt(v + eps), v the biased variance.
-The formulas of the backward pass and of the penalty are those of shared/SCIENCE.md, "Batch norm,
+The formulas of the backward pass and of the penalty are those of docs/science.md, "Batch norm,
 exactly" (checked there against float64 autograd): the penalty costs no extra pass over memory.
 
 N samples, C channels.
