@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from kernels._launch import activation, rounds, sample_tiles, tiles, unit_stride
+from kernels._layout import empty_activation
 from kernels.batch_norm import triton_passes as passes
 
 
@@ -96,14 +97,12 @@ def batch_norm_backward(
     y = activation(y, cut.pitch) if y is not None and mask == "y" else x
     write_dz = need_residual or mask == "y"
     if write_dz and not need_residual:
-        dz = torch.empty_like(x) if x.shape[0] == 1 else activation(dy.clone(), cut.pitch)
-    gamma = mean if weight is None else unit_stride(weight)
-    beta = mean if bias is None else unit_stride(bias)
-    if var.stride() != mean.stride() or mean.stride(1) != 1:
-        mean, var = mean.contiguous(), var.contiguous()
-    part = mean.new_empty((x.shape[0], groups, 2, channels), dtype=torch.float32)
-    coef = mean.new_empty((x.shape[0], 2, channels), dtype=torch.float32)
-    norm = coef.new_empty((x.shape[0], samples if need_probe else 0, cut.blocks))
+        dz = empty_activation(x, x.shape[0], x.shape[1:])
+    mean, var, gamma, beta = _vectors(mean, var, weight, bias)
+    part, coef, norm = (
+        torch.empty((x.shape[0], *shape), dtype=torch.float32, device=x.device)
+        for shape in ((groups, 2, channels), (2, channels), (samples * need_probe, cut.blocks))
+    )
     slope = mean if grad_penalty is None else grad_penalty
     pitches = (gamma.stride(0), beta.stride(0), mean.stride(0))
     flags = {"C": channels, "COLS": cut.cols, "WEIGHT": weight is not None}
@@ -129,3 +128,13 @@ def batch_norm_backward(
                     BIAS=bias is not None, MASK=mask == "x", **flags,
                 )  # fmt: skip
     return out
+
+
+def _vectors(
+    mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Statistics of equal strides, gamma and beta (or a stand-in that is not read)."""
+    if var.stride() != mean.stride() or mean.stride(1) != 1:
+        mean, var = mean.contiguous(), var.contiguous()
+    gamma = mean if weight is None else unit_stride(weight)
+    return mean, var, gamma, mean if bias is None else unit_stride(bias)

@@ -202,6 +202,22 @@ def test_any_strides_are_accepted(layout):
     assert torch.equal(grads[0], expected_grads[0])
 
 
+def test_a_residual_without_gradient_still_masks():
+    inputs, weights, options = case(3, 4, 6, 5, 7, relu=True, residual=True)
+    x, weight, bias, _, _, residual, _ = inputs
+
+    def model(x, weight, bias, residual):
+        out = kernels.batch_norm(x, weight, bias, None, None, residual=residual, **options)
+        return out.y, out.mean_C.sum() * 0
+
+    with Tracer():
+        found, grads = gradients(model, (x, weight, bias), weights, [residual])
+    expected, expected_grads = apply(inputs, weights, options)
+    assert torch.equal(found[0], expected[0])
+    for got, want in zip(grads, expected_grads[:3], strict=True):
+        assert torch.equal(got, want)
+
+
 def test_an_empty_batch_is_left_to_the_reference():
     out = kernels.batch_norm(torch.ones(0, 4, 3, 3), None, None, torch.zeros(4), torch.ones(4),
                              training=False)  # fmt: skip
