@@ -4,6 +4,8 @@
 with the layouts that a GPU would see; `run` traces a call and differentiates it outside vmap.
 """
 
+import contextlib
+
 import torch
 from triton_interpreter import prepare
 
@@ -59,6 +61,16 @@ def gradients(function, inputs, weights, constants=()):
     return [o.detach() for o in outputs], [None if t is None else next(grads) for t in leaves]
 
 
+@contextlib.contextmanager
+def untouched_memory():
+    """Huge tensors stay virtual: nothing fills them."""
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+
 def assert_close(name, got, want, *, tolerance, atol=0.0):
     """The greatest error is at most `tolerance` of the greatest value (of its model)."""
     assert got.shape == want.shape, (
@@ -91,4 +103,5 @@ __all__ = [
     "noise",
     "serve",
     "served",
+    "untouched_memory",
 ]

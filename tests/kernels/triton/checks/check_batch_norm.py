@@ -12,6 +12,7 @@ from triton_case import (
     kernels,
     noise,
     served,
+    untouched_memory,
 )
 
 EPS = 1e-5
@@ -286,8 +287,7 @@ def test_index_arithmetic_holds_beyond_two_to_the_31_elements():
     shape = (models, samples, channels, size, size)
     per_model = samples * channels * size * size
     assert models * per_model > 2**31
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    try:
+    with untouched_memory():
         pixels = (samples * channels * size * size, channels * size * size, 1, size * channels,
                   channels)  # fmt: skip
         big = [torch.empty(models * per_model, dtype=torch.bfloat16) for _ in range(2)]
@@ -304,5 +304,3 @@ def test_index_arithmetic_holds_beyond_two_to_the_31_elements():
         finally:
             launchers.rounds = rounds
         assert torch.equal(big[1][-32 * channels :], last.flatten().relu())
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = True

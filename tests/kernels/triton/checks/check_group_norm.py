@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from triton_case import Tracer, assert_close, assert_rounded, gradients, kernels, noise, served
+from triton_case import (
+    Tracer,
+    assert_close,
+    assert_rounded,
+    gradients,
+    kernels,
+    noise,
+    served,
+    untouched_memory,
+)
+
+from kernels.group_norm import triton as launchers
 
 CASES = {
     "plain": (1, 3, 6, 5, 7, 3, {}),
@@ -127,3 +138,21 @@ def test_bytes_moved_are_exactly_those_of_the_formula():
 
 def test_an_empty_batch_is_left_to_the_reference():
     assert kernels.group_norm(torch.ones(0, 4, 3, 3), 2, None, None).shape == (0, 4, 3, 3)
+
+
+def test_index_arithmetic_holds_beyond_two_to_the_31_elements():
+    models, samples, channels, size = 25, 512, 64, 64
+    sample = channels * size * size
+    assert models * samples * sample > 2**31
+    with untouched_memory():
+        shape = (models, samples, channels, size, size)
+        strides = (samples * sample, sample, 1, size * channels, channels)
+        memory = [torch.empty(models * samples * sample, dtype=torch.bfloat16) for _ in range(2)]
+        x, y = (m.as_strided(shape, strides) for m in memory)
+        last = noise(sample, seed=1, dtype=torch.bfloat16)
+        memory[0][-sample:] = last
+        mean, sigma = (torch.empty(models, samples, 1) for _ in range(2))
+        with Tracer(shadow=False, only_last=1):
+            launchers.group_norm((y, mean, sigma), x, None, None, None, 1, 0.0, False)
+        want = torch.nn.functional.layer_norm(last.double(), last.shape, eps=0.0)
+        assert_rounded("y", memory[1][-sample:], want)

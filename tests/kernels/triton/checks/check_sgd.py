@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton_case import Tracer, assert_close, kernels, noise, served
+from triton_case import Tracer, assert_close, kernels, noise, served, untouched_memory
 
 from kernels.sgd import triton as launchers
 
@@ -107,3 +107,15 @@ def test_models_that_are_not_dense_are_refused():
     with pytest.raises(ValueError, match="a are not dense"):
         kernels.sgd.step(stack, {"a": stack["a"].contiguous()}, {}, torch.ones(2), torch.zeros(2),
                          momentum=0.0)  # fmt: skip
+
+
+def test_index_arithmetic_holds_beyond_two_to_the_31_elements():
+    models, count = 5, 2**29 + 2**20
+    assert models * count > 2**31
+    with untouched_memory():
+        param, grad = (torch.empty(models, count, dtype=torch.bfloat16) for _ in range(2))
+        param[-1, -1024:], grad[-1, -1024:] = 1.0, 0.5
+        rate = torch.ones(models)
+        with Tracer(shadow=False, only_last=1):
+            kernels.sgd.step({"a": param}, {"a": grad}, {}, rate, 0 * rate, momentum=0.0)
+        assert torch.equal(param[-1, -1024:], torch.full((1024,), 0.5, dtype=torch.bfloat16))
