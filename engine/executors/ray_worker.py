@@ -73,6 +73,7 @@ class TrainStack:
         from engine.manifest import numerics
 
         torch.set_num_threads(1)
+        kernels.keep_memory()
         here = numerics(job.device)
         for name in ("device", "isa", "versions"):
             if here[name] != self.numerics[name]:

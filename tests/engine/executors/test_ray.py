@@ -63,7 +63,7 @@ def test_one_command_gives_the_bytes_of_the_local_executor_and_leaves_nothing(tm
         engine(tmp_path / "local"), capture_output=True, text=True, timeout=300, check=False
     )
     assert local.returncode == 0, local.stderr
-    ours = outcome.environment(**home)
+    ours = outcome.environment(**home, MPLCONFIGDIR=str(tmp_path / "matplotlib"))
     done = subprocess.run(
         engine(tmp_path / "ray", "--executor", "ray"),
         capture_output=True,
@@ -100,7 +100,12 @@ def until(process, word):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_driver_keeps_what_is_finished_and_leaves_nothing(tmp_path, home, number, code):
     process = start(tmp_path, home)

@@ -67,6 +67,26 @@ def metrics(folder, train):
         return {**facts, "read": read}
 
 
+def kill_workers(folder, train):
+    """Twenty studies after one another, in each of them a worker killed at a random moment."""
+    runs = []
+    with local() as ray:
+        for number in range(20):
+            drive = Drive(folder / str(number))
+            chance = random.Random(number)
+
+            def kill(drive=drive, chance=chance) -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(drive.workers() or trainers(drive)), signal.SIGKILL)
+
+            wait = chance.uniform(0, 2.0)
+            drive.on_stored = lambda n, wait=wait, kill=kill: after(wait, kill) if n == 2 else None
+            runs.append(drive.train(ray, train or fake(drive)))
+    together = ("trainings", "stacks", "models_done", "retrained")
+    sums = {name: sum(run[name] for run in runs) for name in together}
+    return {**runs[0], **sums, "failure": [r["failure"] for r in runs if r["failure"]] or None}
+
+
 def remove_node(folder, train):
     """A node leaves in order, as on scaling down."""
     drive = Drive(folder)

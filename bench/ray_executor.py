@@ -1,0 +1,179 @@
+"""What Ray costs: workers against plain processes, and a driver that feeds 64 pretended workers.
+
+    python bench/ray_executor.py overhead --models 32 --epochs 20
+    python bench/ray_executor.py scale --workers 64 --shards 4096 --seconds 1 --megabytes 2
+
+`overhead` trains the digits study with local processes and with Ray, on one and on two workers, one
+after the other, and compares the exported arrays. `scale` sleeps instead of training and returns
+arrays of real size: it shows what the driver can take. Rows go to bench/results/ray_executor.csv.
+"""
+
+import argparse
+import csv
+import hashlib
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine import manifest
+from engine.executors.base import Job, Stack, Watch
+from engine.executors.local import LocalExecutor
+from engine.executors.ray import RayExecutor
+from engine.executors.ray_cluster import Where, connected
+from engine.executors.ray_place import survey
+from engine.executors.ray_worker import TrainStack
+from engine.plan import ModelResult, stacks
+from engine.prepare import prepare
+from engine.store import study_refs
+from engine.studyfile import load_study
+
+RESULTS = Path(__file__).parent / "results" / "ray_executor.csv"
+SILENT = Watch(say=lambda sentence: None, figures=lambda figures: None)
+
+
+class Sleep:
+    """Sleeps and returns `megabytes` of scores a model."""
+
+    def __init__(self, seconds: float, megabytes: float) -> None:
+        self.seconds, self.megabytes = seconds, megabytes
+
+    def __call__(
+        self, job: Job, stack: Stack, on_epoch: Callable[[int], None]
+    ) -> list[ModelResult]:
+        """The same array for every model."""
+        time.sleep(self.seconds)
+        values = np.zeros(int(self.megabytes * 2**18), np.float32)
+        return [ModelResult(ref=ref, arrays={"ballast_X": values}, seconds=1.0) for ref in stack]
+
+
+def tiny_job(models: int, epochs: int) -> Job:
+    """The digits study."""
+    overrides = [f"models={models}", f"train.epochs={epochs}", "data.loader=resident"]
+    study = load_study("digits_bn_vs_nobn", overrides)
+    plan = manifest.numerics("cpu")["kernels"]
+    return Job(study=study, data=prepare(study).data, device="cpu", kernel_plan=plan)
+
+
+def timed(executor: Any, job: Job, work: Sequence[Stack]) -> tuple[float, str]:
+    """Seconds of one run and a hash of all results."""
+    hashes: dict[str, str] = {}
+
+    def keep(results: Sequence[ModelResult]) -> None:
+        for result in results:
+            for name, values in result.arrays.items():
+                hashes[f"{result.ref}{name}"] = hashlib.sha256(values.tobytes()).hexdigest()
+
+    start = time.perf_counter()
+    executor.run(job, work, keep, lambda index, done: None)
+    seconds = time.perf_counter() - start
+    return seconds, hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()
+
+
+def overhead(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Local and Ray, one and two workers; a warm-up run each, since processes compile first."""
+    job = tiny_job(options.models, options.epochs)
+    work = stacks(job.study, list(study_refs(job.study)), 8, 2)
+    times: dict[str, list[float]] = {}
+    digests = set()
+    for workers in (2, 1):
+        with connected(Where(address="local", cpus=workers)) as ray:
+            train = TrainStack(numerics=survey(ray, "cpu").numerics)
+            timed(RayExecutor(ray, train, SILENT), job, work[:workers])
+            for _ in range(options.repeats):
+                for name, executor in (
+                    (f"ray {workers}", RayExecutor(ray, train, SILENT)),
+                    (f"local {workers}", LocalExecutor(workers)),
+                ):
+                    seconds, digest = timed(executor, job, work)
+                    times.setdefault(name, []).append(seconds)
+                    digests.add(digest)
+                    print(f"{name} worker(s): {seconds:.1f} s", flush=True)
+    assert len(digests) == 1, "executors disagree"
+    usual = {name: statistics.median(values) for name, values in times.items()}
+    return [
+        {
+            "what": f"{name} worker(s), {len(work)} shards",
+            "value": f"{seconds:.2f} s",
+            "note": f"ratio to one worker {usual[name.split()[0] + ' 1'] / seconds:.2f}",
+        }
+        for name, seconds in usual.items()
+    ]
+
+
+def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Driver seconds and memory for many short shards of many pretended workers."""
+    job = tiny_job(options.shards, 1)
+    refs = [ref for ref in study_refs(job.study) if ref.arm == "bn"]
+    work = [(ref,) for ref in refs]
+    seen: list[int] = []
+    with connected(Where(address="local", cpus=options.workers)) as ray:
+        train = Sleep(options.seconds, options.megabytes)
+        executor = RayExecutor(ray, train, SILENT)
+        warm = [(ref,) for ref in refs[: options.workers]]
+        executor.run(job, warm, lambda results: None, lambda index, done: None)
+        cpu, start = time.process_time(), time.perf_counter()
+
+        def keep(results: Sequence[ModelResult]) -> None:
+            seen.append(private_bytes())
+
+        executor.run(job, work, keep, lambda index, done: None)
+        cpu, seconds = time.process_time() - cpu, time.perf_counter() - start
+    ideal = len(work) * options.seconds / options.workers
+    quarter = len(seen) // 4
+    growth = (max(seen[-quarter:]) - max(seen[:quarter])) / 2**20
+    return [
+        {
+            "what": f"{options.workers} pretended workers, {len(work)} shards of "
+            f"{options.seconds:g} s with {options.megabytes:g} MiB",
+            "value": f"{seconds:.1f} s",
+            "note": f"ideal {ideal:.1f} s; driver CPU {1000 * cpu / len(work):.1f} ms a shard; "
+            f"driver memory from first to last quarter {growth:+.0f} MiB",
+        }
+    ]
+
+
+def private_bytes() -> int:
+    """Memory of this process that is not shared with the object store."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return (int(fields[1]) - int(fields[2])) * resource.getpagesize()
+
+
+def main() -> None:
+    """Run one of the two and append its rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("overhead", "scale"))
+    parser.add_argument("--models", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--shards", type=int, default=4096)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--megabytes", type=float, default=2.0)
+    options = parser.parse_args()
+    rows = overhead(options) if options.what == "overhead" else scale(options)
+    common = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        "versions": f"ray {version('ray')}, torch {version('torch')}",
+    }
+    new = not RESULTS.is_file()
+    with open(RESULTS, "a", newline="") as stream:
+        writer = csv.DictWriter(stream, ["date", "what", "value", "note", "machine", "versions"])
+        if new:
+            writer.writeheader()
+        for row in rows:
+            writer.writerow({**common, **row})
+            print(f"{row['what']}: {row['value']} ({row['note']})")
+
+
+if __name__ == "__main__":
+    main()

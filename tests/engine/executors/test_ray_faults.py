@@ -1,0 +1,225 @@
+"""Real faults, minutes together: `pytest -m slow tests/engine/executors/test_ray_faults.py`.
+
+With RECORD=1 every fault leaves a row in bench/results/ray_faults.csv; docs/ray.md quotes them.
+"""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
+import outcome
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+RESULTS = Path(__file__).parents[3] / "bench" / "results" / "ray_faults.csv"
+FIELDS = ["date", "fault", "trained", "stacks", "retrained", "recovery_s", "bytes_equal", "machine"]
+
+
+def record(fault, facts, equal):
+    if not os.environ.get("RECORD"):
+        return
+    from importlib.metadata import version
+
+    rows = []
+    if RESULTS.is_file():
+        with open(RESULTS, newline="") as stream:
+            rows = [row for row in csv.DictReader(stream) if row["fault"] != fault]
+    recovery = facts.get("recovery")
+    row = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "fault": fault,
+        "trained": facts["what"],
+        "stacks": facts["stacks"],
+        "retrained": facts["trainings"] - facts["stacks"]
+        if facts["trainings"]
+        else facts["retrained"],
+        "recovery_s": "" if recovery is None else f"{recovery:.1f}",
+        "bytes_equal": "yes" if equal else "no",
+        "machine": f"{os.cpu_count()} cores, ray {version('ray')}, one machine",
+    }
+    with open(RESULTS, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, FIELDS)
+        writer.writeheader()
+        writer.writerows([*rows, row])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return outcome.pretended(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return outcome.real(tmp_path_factory.mktemp("real"))
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "kill_worker",
+        "remove_node",
+        "kill_node",
+        "kill_raylet",
+        "freeze_node",
+        "freeze_worker",
+        "join_node",
+        "lost_result",
+        "lost_board",
+        "out_of_memory",
+    ],
+)
+def test_after_a_fault_every_byte_is_there(tmp_path, undisturbed, scenario):
+    facts = outcome.act(scenario, tmp_path)
+    assert facts["failure"] is None
+    equal = outcome.left(tmp_path) == undisturbed
+    record(scenario, {**facts, "what": "pretended"}, equal)
+    assert equal
+    if scenario == "join_node":
+        assert facts["workers"] == 2
+    if scenario in ("kill_node", "kill_raylet", "freeze_node"):
+        assert facts["retrained"] >= 1
+        assert any("node" in said or "sign of life" in said for said in facts["said"])
+
+
+@pytest.mark.parametrize("scenario", ["plain", "two_nodes", "kill_worker", "kill_node"])
+def test_real_training_gives_the_bytes_of_one_process(tmp_path, trained, scenario):
+    facts = outcome.act(scenario, tmp_path, "real", limit=600)
+    assert facts["failure"] is None
+    equal = outcome.left(tmp_path) == trained
+    record(f"{scenario}, real training", {**facts, "what": "digits", "trainings": 0}, equal)
+    assert equal
+
+
+def test_workers_killed_at_random_moments(tmp_path, undisturbed):
+    facts = outcome.act("kill_workers", tmp_path, limit=900)
+    assert facts["failure"] is None
+    assert facts["retrained"] >= 10
+    assert facts["trainings"] <= facts["stacks"] + 20
+    equal = all(outcome.left(tmp_path / str(number)) == undisturbed for number in range(20))
+    record("a worker killed in each of 20 studies", {**facts, "what": "pretended"}, equal)
+    assert equal
+
+
+def test_one_raising_model_is_reported_and_all_others_are_kept(tmp_path, undisturbed):
+    facts = outcome.act("raising_model", tmp_path)
+    assert "model 5" in facts["failure"]
+    assert (facts["models_done"], facts["failed"]) == (21, 3)
+    again = outcome.act("plain", tmp_path)
+    assert again["stacks"] <= 3
+    equal = outcome.left(tmp_path) == undisturbed
+    record("one model raises; run again", {**facts, "what": "pretended"}, equal)
+    assert equal
+
+
+def test_one_diverging_model_is_marked_and_its_stack_untouched(tmp_path, undisturbed):
+    facts = outcome.act("diverging_model", tmp_path)
+    assert facts["failure"] is None
+    now = outcome.left(tmp_path)
+    changed = {name for name in now if now[name] != undisturbed[name]}
+    assert {name.split("/")[2] for name in changed} == {"5"}
+    assert {name.rsplit("/", 1)[1] for name in changed} == {"phi_NQ", "diverged"}
+    record("one model diverges", {**facts, "what": "pretended"}, True)
+
+
+def test_a_starved_object_store_spills_and_goes_on(tmp_path):
+    overrides = ("query.views=18",)
+    expected = outcome.pretended(tmp_path / "plain", overrides=overrides, ballast_mb=20)
+    facts = outcome.act("starved_store", tmp_path / "starved")
+    assert facts["failure"] is None
+    equal = outcome.left(tmp_path / "starved") == expected
+    record("object store of 80 MiB, 40 MB a shard", {**facts, "what": "pretended"}, equal)
+    assert equal
+
+
+def test_a_full_disk_stops_the_driver_cleanly_and_the_run_resumes(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)], check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    try:
+        facts = outcome.act("full_disk", tmp_path)
+        assert "No space left" in facts["failure"]
+        assert not list(folder.rglob("*.part"))
+        subprocess.run(["mount", "-o", "remount,size=200m", str(folder)], check=True)
+        again = outcome.act("full_disk", tmp_path)
+        assert again["failure"] is None
+        assert again["stacks"] < facts["stacks"]
+        expected = outcome.pretended(tmp_path / "plain", ballast_mb=1)
+        equal = outcome.left(tmp_path) == expected
+        record("full disk; room made, run again", {**facts, "what": "pretended"}, equal)
+        assert equal
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_corrupted_shard_file_is_set_aside_and_trained_again(tmp_path, undisturbed):
+    outcome.act("plain", tmp_path)
+    victim = sorted((tmp_path / "run").rglob("*.safetensors"))[1]
+    data = bytearray(victim.read_bytes())
+    data[-100] ^= 1
+    victim.write_bytes(data)
+    again = outcome.act("plain", tmp_path)
+    assert again["stacks"] == 1
+    assert victim.with_name(victim.name + ".rejected").is_file()
+    equal = outcome.left(tmp_path) == undisturbed
+    record("a corrupted shard file; run again", {**again, "what": "pretended"}, equal)
+    assert equal
+
+
+def test_a_killed_driver_resumes(tmp_path, undisturbed):
+    for _ in range(2):
+        process = subprocess.Popen(
+            outcome.command("long", tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=outcome.environment(),
+        )
+        for line in process.stdout:
+            if line.startswith("stored 2"):
+                break
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+    begun = time.monotonic()
+    facts = outcome.act("plain", tmp_path)
+    assert facts["failure"] is None
+    assert facts["stacks"] <= 12 - 4
+    equal = outcome.left(tmp_path) == undisturbed
+    facts.update(recovery=time.monotonic() - begun, what="pretended")
+    record("driver killed twice; run again", facts, equal)
+    assert equal
+
+
+def test_prometheus_reads_the_drivers_figures(tmp_path):
+    read = outcome.act("metrics", tmp_path)["read"]
+    text = "\n".join(read)
+    for words in ('state="running"', "models_left", "models_per_hour{", "shards_retrained"):
+        assert words in text
+
+
+def test_cluster_files_are_what_ray_accepts():
+    import yaml
+    from ray.autoscaler._private.util import prepare_config, validate_config
+    from ray.runtime_env import RuntimeEnv
+
+    folder = Path(__file__).parents[3] / "configs" / "ray"
+    config = yaml.safe_load((folder / "autoscaling.yaml").read_text())
+    validate_config(prepare_config(config))
+    runtime = yaml.safe_load((folder / "runtime_env.yaml").read_text())
+    assert set(runtime) <= RuntimeEnv.known_fields
+    job = yaml.safe_load((folder / "kuberay.yaml").read_text())
+    assert (job["kind"], job["apiVersion"]) == ("RayJob", "ray.io/v1")
+    check = ["bash", "-n", str(folder / "slurm.sh")]
+    assert subprocess.run(check, check=False).returncode == 0
