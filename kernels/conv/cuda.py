@@ -146,8 +146,7 @@ def _transpose(
     """One model's gradients through cuDNN; that of x is written in place."""
     direct = need_x and x.is_cuda
     if direct:
-        sides = zip(x.shape[2:], weight.shape[2:], strict=True)
-        spare = [(n + 2 * padding - k) % stride for n, k in sides]
+        spare = _spare(x, weight, stride, padding)
         tf32 = torch.backends.cudnn.allow_tf32
         torch.ops.aten.cudnn_convolution_transpose.out(
             grad, weight, [padding] * 2, spare, [stride] * 2, [1, 1], 1, False, True, tf32,
@@ -159,3 +158,9 @@ def _transpose(
     for target, value in zip(out, grads, strict=True):
         if value is not None:
             target[m].copy_(value)
+
+
+def _spare(x: Tensor, weight: Tensor, stride: int, padding: int) -> list[int]:
+    """Rows and columns of x that a strided convolution does not reach, per spatial dimension."""
+    sides = zip(x.shape[2:], weight.shape[2:], strict=True)
+    return [(n + 2 * padding - k) % stride for n, k in sides]

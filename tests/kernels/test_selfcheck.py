@@ -58,6 +58,27 @@ def test_convolutions_per_model_and_pointwise_products_equal_the_reference(name,
     assert _selfcheck.examine(name, getattr(cuda, name), "cpu", torch.float32) == ""
 
 
+STRIDED = [(11, 3, 2, 1), (8, 3, 2, 1), (9, 5, 3, 0), (7, 1, 2, 0)]
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride", "padding"), STRIDED)
+def test_the_gradient_of_x_is_a_transposed_convolution_with_spare_rows(
+    size, kernel, stride, padding
+):
+    """What cuDNN is asked for on a GPU, in plain torch."""
+    x, weight = (
+        torch.randn(2, 3, size, size + 1).double(),
+        torch.randn(4, 3, kernel, kernel).double(),
+    )
+    x.requires_grad_()
+    y = torch.conv2d(x, weight, None, stride, padding)
+    grad = torch.randn_like(y)
+    (want,) = torch.autograd.grad(y, x, grad)
+    spare = cuda._spare(x, weight, stride, padding)
+    found = torch.conv_transpose2d(grad, weight, None, stride, padding, spare)
+    assert torch.allclose(found, want)
+
+
 def test_every_op_with_a_gpu_implementation_has_examples():
     missing = []
     for name, op in _register._ops.items():
