@@ -22,7 +22,10 @@ from torch import Tensor
 from kernels import _examples
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Greatest error as a share of the greatest value; float32 leaves room for TF32-free libraries."""
+"""Greatest error as a share of the greatest value."""
+
+TF32_LIMIT = 5e-3
+"""The same for float32 products of libraries that may round their factors to TF32."""
 
 Fill = Callable[..., object]
 
@@ -32,10 +35,21 @@ def examine(name: str, fill: Fill, device: str, dtype: torch.dtype) -> str:
     if name not in _examples.EXAMPLES:
         return "it has no example to be checked on"
     for args in _examples.EXAMPLES[name](dtype):
-        reason = _compare(name, fill, [_to(a, device) for a in args], LIMITS[dtype])
+        reason = _compare(name, fill, [_to(a, device) for a in args], _limit(name, dtype))
         if reason:
             return reason
     return ""
+
+
+def _tf32(name: str) -> bool:
+    """Whether an op's library calls may use TF32 here."""
+    products = name.startswith(("conv2d", "probed_", "linear")) and name != "linear_norms"
+    allowed = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    return products and bool(allowed)
+
+
+def _limit(name: str, dtype: torch.dtype) -> float:
+    return TF32_LIMIT if dtype is torch.float32 and _tf32(name) else LIMITS[dtype]
 
 
 def _compare(name: str, fill: Fill, args: list[Any], limit: float) -> str:
@@ -98,7 +112,7 @@ def _cache() -> Path:
 def _key(name: str, fill: Fill, dtype: torch.dtype) -> str:
     """Everything a verdict depends on: op, type, GPU, versions, and the source of the op."""
     source = Path(importlib.import_module(fill.__module__).__file__ or "").parent
-    text = [name, str(dtype), torch.__version__]
+    text = [name, str(dtype), torch.__version__, f"tf32={_tf32(name)}"]
     if torch.cuda.is_available():
         text += [torch.cuda.get_device_name(), str(torch.cuda.get_device_capability())]
     if (triton := _version("triton")) is not None:

@@ -31,6 +31,15 @@ def test_a_wrong_or_failing_implementation_is_refused_with_its_reason():
     assert "no example" in _selfcheck.examine("unheard", right, "cpu", torch.float32)
 
 
+def test_library_products_have_room_for_tf32_and_nothing_else_has():
+    for name in ("conv2d", "conv2d_backward", "probed_conv2d"):
+        assert _selfcheck._limit(name, torch.float32) == _selfcheck.TF32_LIMIT
+    for name in ("batch_norm", "conv_norms", "linear_norms"):
+        assert _selfcheck._limit(name, torch.float32) == _selfcheck.LIMITS[torch.float32]
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert _selfcheck._limit("conv2d", torch.float32) == _selfcheck.LIMITS[torch.float32]
+
+
 def test_verdicts_are_kept_by_source_and_type(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     module = "kernels.cross_entropy.reference"

@@ -1,4 +1,4 @@
-"""Planted bugs: each must be caught by a tier. Run on request; writes bench/results/mutants.csv.
+"""Planted bugs: each must be caught by a tier. Run on request; rows in bench/results/mutants.csv.
 
     python tests/kernels/triton/mutants.py [NAME …]
 
@@ -81,8 +81,8 @@ MUTANTS = [
            "x = tl.load(x_ptr + base + tile, mask=mask, other=0.0).to(tl.float32)",
            "x = tl.load(x_ptr + base + tile, mask=mask, other=0.0)",
            "check_group_norm.py::test_bfloat16_equals_the_rounded_reference[relu]"),
-    Mutant("programs that overlap by one parameter", SGD, "(program < STARTS[t + 1])",
-           "(program <= STARTS[t + 1])", "check_sgd.py"),
+    Mutant("a lost last block", SGD, "starts.append(starts[-1] + -(-count // BLOCK))",
+           "starts.append(starts[-1] + max(1, count // BLOCK))", "check_sgd.py"),
     Mutant("weight decay for all", SGD, "if DECAYED:", "if True:", "check_sgd.py"),
     Mutant("a saturating confidence", CE, "miss = 1.0 / (1.0 + tl.exp(phi))",
            "miss = 1.0 - 1.0 / (1.0 + tl.exp(-phi))",
@@ -129,7 +129,17 @@ def run(mutant: Mutant, folder: Path) -> tuple[bool, str]:
     done = subprocess.run([sys.executable, *command], env=os.environ | variables, cwd=folder,
                           capture_output=True, text=True)  # fmt: skip
     said = re.findall(r"^E +(.*\S)", done.stdout, re.M) or done.stderr.strip().splitlines()
-    return done.returncode != 0, said[-1][:160] if said else ""
+    return done.returncode != 0, said[0][:160] if said else ""
+
+
+def keep(names: list[str], rows: list[dict[str, object]]) -> None:
+    """Write the rows in the order of the list, over those of earlier runs."""
+    earlier = list(csv.DictReader(RESULT.open())) if RESULT.exists() else []
+    by_name = {row["mutant"]: row for row in [*earlier, *rows]}
+    with RESULT.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(by_name[name] for name in names if name in by_name)
 
 
 def main() -> None:
@@ -145,11 +155,7 @@ def main() -> None:
                      "check": mutant.check, "caught": caught, "said": said})  # fmt: skip
         print(f"{'caught  ' if caught else 'SURVIVED'} {mutant.name}: {said} "
               f"({time.time() - start:.0f} s)", flush=True)  # fmt: skip
-    if not sys.argv[1:]:
-        with RESULT.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    keep([m.name for m in MUTANTS], rows)
     sys.exit(not all(row["caught"] for row in rows))
 
 
