@@ -24,6 +24,7 @@ sys.path = [str(HERE.parent), *(p for p in sys.path if Path(p or ".").resolve() 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import kernels  # noqa: E402
 from bench.gpu_rows import Bench, Call, Row, save, table  # noqa: E402
@@ -83,6 +84,13 @@ def copy_speed(bench: Bench) -> float:
     source = torch.empty(2**28 if bench.device == "cuda" else 2**20, device=bench.device)
     target = torch.empty_like(source)
     return 2 * source.numel() * 4 / bench.time(lambda: target.copy_(source))
+
+
+def product_speed(bench: Bench) -> float:
+    """Operations a second of a large float32 product: what a training step is held against."""
+    side = 8192 if bench.device == "cuda" else 256
+    a, b = (torch.randn(side, side, device=bench.device) for _ in range(2))
+    return 2 * side**3 / bench.time(lambda: a @ b)
 
 
 def trained(loss: Callable[..., Tensor], leaves: list[Tensor]) -> Call:
@@ -241,7 +249,10 @@ def gradient_norms(bench: Bench, dtype: torch.dtype) -> list[Row]:
 
 
 def training(bench: Bench, sizes: tuple[int, ...], net: str) -> list[Row]:
-    """G1: a training step of a stack of M, per model; rival: plain torch, one net at a time."""
+    """G1: a training step of a stack of M, per model; rival: plain torch, one net at a time.
+
+    The floor is the step's operations at the speed of a large product, so its share is the MFU.
+    """
     from engine.models import build
     from engine.sequential import plain
     from engine.stack import build_stack, gradients, zeros
@@ -258,6 +269,9 @@ def training(bench: Bench, sizes: tuple[int, ...], net: str) -> list[Row]:
         F.cross_entropy(alone(batch), labels[0]).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
+    with FlopCounterMode(display=False) as counter:
+        rival()
+    peak_seconds = counter.get_total_flops() / product_speed(bench)
     rival_seconds, rows = bench.time(rival), []
     for models in sizes:
         if not bench.left():
@@ -274,8 +288,8 @@ def training(bench: Bench, sizes: tuple[int, ...], net: str) -> list[Row]:
 
         seconds = bench.time(step) / models
         what, name = f"training step of {net}, a model", "plain torch, channels-last"
-        rows.append(Row(what, f"M={models}", "float32", seconds, rival=name,
-                        rival_seconds=rival_seconds))  # fmt: skip
+        rows.append(Row(what, f"M={models}", "float32", seconds, peak_seconds, name,
+                        rival_seconds))  # fmt: skip
     return rows
 
 
