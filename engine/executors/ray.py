@@ -214,8 +214,6 @@ class _Session:
         try:
             received = self._ray.get(reference, timeout=FETCH_SECONDS)
             return checked(received, attempt.shard.stack, self._job)
-        except ValueError as error:
-            ledger.raised(number, f"a worker sent something unexpected: {error}")
         except errors.OutOfMemoryError:
             ledger.too_big(number, "out of memory on its node")
         except errors.TaskCancelledError:
@@ -226,6 +224,8 @@ class _Session:
             ledger.raised(number, f"its environment could not be set up: {_line(error)}")
         except errors.RayError as error:
             ledger.lost(number, _KINDS.get(type(error).__name__, _line(error)))
+        except ValueError as error:  # last: what Ray raises for a task's ValueError is one, too
+            ledger.raised(number, f"a worker sent something unexpected: {error}")
         return None
 
     def _raised(self, number: int, cause: BaseException) -> None:

@@ -120,6 +120,19 @@ def test_one_raising_model_is_reported_and_all_others_are_kept(tmp_path, undistu
     assert equal
 
 
+def test_machines_of_another_kind_are_not_used(tmp_path):
+    facts = outcome.act("refusing_nodes", tmp_path)
+    assert "isa is AVX2" in facts["failure"]
+    assert "--out" in facts["failure"]
+    assert facts["models_done"] == 0
+
+
+def test_arrays_of_another_size_are_not_stored(tmp_path):
+    facts = outcome.act("wrong_arrays", tmp_path)
+    assert "phi_NQ has shape" in facts["failure"]
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+
+
 def test_one_diverging_model_is_marked_and_its_stack_untouched(tmp_path, undisturbed):
     facts = outcome.act("diverging_model", tmp_path)
     assert facts["failure"] is None

@@ -88,6 +88,12 @@ class Drive:
         if self._fault_at and self._recovered is None and self.figures["retrained"]:
             self._recovered = time.monotonic() - self._fault_at
 
+    def busy(self, node, age: float) -> bool:
+        """Whether a shard began on this node less than `age` seconds ago."""
+        begun = [path.name.rsplit(".", 2)[1:] for path in self.marks.iterdir()]
+        now, pids = time.time_ns(), processes_of(node)
+        return any(now - int(at) < age * 1e9 and int(pid) in pids for at, pid in begun)
+
     def workers(self) -> list[int]:
         """Process ids of the workers that finished a shard, where they live."""
         pids = [int(name.split("/")[1]) for name in self.figures.get("speeds", {})]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.executors.base import Job, Stack
+from engine.executors.ray_worker import WrongMachine
 from engine.plan import ModelRef, ModelResult
 
 
@@ -17,6 +18,8 @@ class FakeTrain:
     """Takes `seconds` a stack, leaves a mark for every start, and misbehaves where asked to.
 
     raises: a model that no stack can be trained with. most: larger stacks are out of memory.
+    refuses: this machine is of another kind than the study's.
+    cuts: scores of one sample are missing.
     diverges: a model whose scores are NaN. freezes: a model whose worker stops, the first time.
     """
 
@@ -25,6 +28,8 @@ class FakeTrain:
     raises: int = -1
     diverges: int = -1
     freezes: int = -1
+    refuses: bool = False
+    cuts: bool = False
     most: int = 10**6
     ballast_mb: int = 0
 
@@ -36,7 +41,9 @@ class FakeTrain:
         if len(stack) > self.most:
             raise MemoryError("pretended")
         if self.raises in ids:
-            raise RuntimeError(f"model {self.raises} cannot be trained")
+            raise ValueError(f"model {self.raises} cannot be trained")
+        if self.refuses:
+            raise WrongMachine("isa is AVX2, the study has AVX512")
         if self.freezes in ids and not starts:
             os.kill(os.getpid(), signal.SIGSTOP)
         epochs = job.study.train.epochs
@@ -62,6 +69,8 @@ class FakeTrain:
             "train_loss_E": random.random(epochs).astype(np.float32),
             "diverged": np.array(ref.model_id == self.diverges),
         }
+        if self.cuts:
+            arrays["phi_NQ"] = phi_NQ[1:]
         if self.ballast_mb:
             arrays["ballast_X"] = random.random(self.ballast_mb * 131_072)
         return ModelResult(ref=ref, arrays=arrays, seconds=self.seconds / 2)

@@ -101,54 +101,46 @@ def remove_node(folder, train):
         return drive.train(ray, train or fake(drive), IMPATIENT)
 
 
-def kill_node(folder, train):
-    """SIGKILL to a node's raylet and all its workers."""
+def strike(folder, train, fault):
+    """Something happens to a node while it trains."""
     drive = Drive(folder)
     with nodes() as (ray, _, others):
+        struck = []
 
-        def kill(count: int) -> None:
-            if count == 2:
-                drive.fault()
-                for pid in processes_of(others[0]):
+        def wait_and_strike() -> None:
+            while not drive.busy(others[0], 0.5):
+                time.sleep(0.05)
+            drive.fault()
+            struck.extend(fault(processes_of(others[0])))
+
+        drive.on_stored = lambda count: after(0.0, wait_and_strike) if count == 1 else None
+        try:
+            return drive.train(ray, train or fake(drive, seconds=2.0), IMPATIENT)
+        finally:
+            for pid in struck:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-        drive.on_stored = kill
-        return drive.train(ray, train or fake(drive), IMPATIENT)
+
+def kill_node(folder, train):
+    """SIGKILL to a node's raylet and all its workers."""
+    return strike(folder, train, lambda pids: [os.kill(pid, signal.SIGKILL) for pid in pids][:0])
 
 
 def kill_raylet(folder, train):
     """SIGKILL to a node's raylet alone: its worker lives on as an orphan for a while."""
-    drive = Drive(folder)
-    with nodes() as (ray, _, others):
-
-        def kill(count: int) -> None:
-            if count == 2:
-                drive.fault()
-                os.kill(processes_of(others[0])[0], signal.SIGKILL)
-
-        drive.on_stored = kill
-        return drive.train(ray, train or fake(drive), IMPATIENT)
+    return strike(folder, train, lambda pids: [os.kill(pids[0], signal.SIGKILL)][:0])
 
 
 def freeze_node(folder, train):
     """SIGSTOP to a node's raylet and workers: silence, but nothing closes."""
-    drive, frozen = Drive(folder), []
-    with nodes() as (ray, _, others):
 
-        def freeze(count: int) -> None:
-            if count == 2:
-                drive.fault()
-                for pid in processes_of(others[0]):
-                    frozen.append(pid)
-                    os.kill(pid, signal.SIGSTOP)
+    def freeze(pids):
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        return pids
 
-        drive.on_stored = freeze
-        try:
-            return drive.train(ray, train or fake(drive), IMPATIENT)
-        finally:
-            for pid in frozen:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    return strike(folder, train, freeze)
 
 
 def freeze_worker(folder, train):
@@ -211,6 +203,20 @@ def raising_model(folder, train):
     drive = Drive(folder, size=8)
     with local() as ray:
         return drive.train(ray, fake(drive, raises=5, seconds=0.2))
+
+
+def refusing_nodes(folder, train):
+    """No machine can run the numeric plan."""
+    drive = Drive(folder)
+    with local() as ray:
+        return drive.train(ray, fake(drive, refuses=True))
+
+
+def wrong_arrays(folder, train):
+    """A worker of another version sends arrays of another size."""
+    drive = Drive(folder, "models=4")
+    with local() as ray:
+        return drive.train(ray, fake(drive, seconds=0.1, cuts=True))
 
 
 def diverging_model(folder, train):
