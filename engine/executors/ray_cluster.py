@@ -7,6 +7,7 @@ so they are set before.
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import secrets
 import signal
@@ -89,6 +90,7 @@ def connected(where: Where) -> Iterator[Any]:
         ValueError: the address, token or version is wrong; the sentence says what to do.
         RuntimeError: Ray is not installed or did not start.
     """
+    _require()
     address = where.address or ("auto" if in_job() else "local")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with contextlib.ExitStack() as undo:
@@ -103,21 +105,19 @@ def connected(where: Where) -> Iterator[Any]:
         yield ray
 
 
-def _import() -> Any:
-    try:
-        import ray
-    except ImportError:
+def _require() -> None:
+    if importlib.util.find_spec("ray") is None:
         raise RuntimeError(
             "Ray is not installed: pip install 'shadow-engine[ray]', or leave out --executor ray"
-        ) from None
-    return ray
+        )
 
 
 def _start(where: Where, undo: contextlib.ExitStack) -> Any:
     folder = undo.enter_context(_session_folder())
     token = secrets.token_hex(32)
     undo.enter_context(_environment({**OWN_CLUSTER, "RAY_AUTH_TOKEN": token}))
-    ray = _import()
+    import ray
+
     _forget_settings()
     try:
         ray.init(
@@ -138,9 +138,10 @@ def _start(where: Where, undo: contextlib.ExitStack) -> Any:
 
 
 def _attach(address: str, *, insecure: bool) -> Any:
-    ray = _import()
     gcs = _gcs_address(address)
     _probe(gcs, insecure=insecure)
+    import ray
+
     _forget_settings()
     try:
         ray.init(address=gcs, log_to_driver=False, configure_logging=False)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import outcome
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 TINY = ["data.limit=240", "models=4", "train.epochs=3", "train.batch=32", "resources.stack=2"]
 STUDY = "digits_bn_vs_nobn"

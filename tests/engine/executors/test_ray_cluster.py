@@ -1,16 +1,17 @@
 """Bad input for clusters: one sentence each, before anything is started."""
 
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("ray")
 
 from engine.executors import ray_cluster
 from engine.executors.ray import opened
 from engine.executors.ray_cluster import Where, connected
 from engine.studyfile import load_study
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import outcome
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+pytestmark = [pytest.mark.slow, needs_ray]
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results" / "ray_faults.csv"
 FIELDS = ["date", "fault", "trained", "stacks", "retrained", "recovery_s", "bytes_equal", "machine"]

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import outcome
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+pytestmark = [pytest.mark.slow, needs_ray]
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
