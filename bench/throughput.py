@@ -28,6 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
+if __name__ == "__main__":  # this folder's kernels.py must not shadow the package
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
 from bench.rivals import ARMS, Job, Team, Timing
 
 RESULTS = Path(__file__).parent / "results" / "throughput.csv"
