@@ -25,7 +25,7 @@ from attacks.types import (
 )
 
 Targets = ScoreMatrix | npt.ArrayLike | None
-_BLOCK_BYTES = 1 << 23
+_BLOCK_BYTES = 1 << 22
 _DIGITS_LOST = 1e-6
 _TOGETHER = 1 << 15
 _AFRESH = 1 << 11
