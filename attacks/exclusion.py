@@ -2,7 +2,7 @@
 
 Scoring target t from all other models is biased wherever the number of members of a sample is
 fixed by design: if t is IN, one IN model fewer remains. Three rules undo that exactly
-(SCIENCE.md, "Scores and LiRA"):
+(docs/science.md):
 
 - paired masks: leave out t and its complement, the model whose keep row is exactly `~keep[t]`;
 - masks in which every sample has the same number of members, without complements: besides t

@@ -4,7 +4,7 @@ Targets share shadow models, so resampling targets alone is far too narrow. The 
 jackknife deletes a group of models (a pair of complements) as targets and as shadows, recomputes,
 and takes t quantiles; simulated coverage of its 95 % intervals is at or above nominal
 (bench/results). The samples are taken as given: an interval is about other models trained on the
-same pool, not about other pools. Source: Efron & Stein, Ann. Stat. 1981; SCIENCE.md, "Metrics and intervals".
+same pool, not about other pools. Source: Efron & Stein, Ann. Stat. 1981.
 """
 
 import hashlib

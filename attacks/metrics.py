@@ -122,7 +122,7 @@ def tpr_at_fpr(scores: Array, membership: Array, alpha: float) -> TprAtFpr:
     """The largest TPR with FPR <= alpha, its realised FPR, or a refusal with bounds.
 
     scores (n,) float, membership (n,) bool, alpha between 0 and 1. Tied scores are accepted or
-    rejected together. Source: SCIENCE.md, "Metrics and intervals".
+    rejected together.
 
     >>> result = tpr_at_fpr(np.array([3.0, 2.0, 2.0, 1.0]), np.array([1, 1, 0, 0], dtype=bool), 0.5)
     >>> result.tpr, result.realised_fpr
