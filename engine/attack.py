@@ -23,8 +23,8 @@ from attacks.rmia import RmiaParameters, rmia
 from attacks.threshold import attack_p, attack_r, calibrated, loss
 from attacks.types import AttackScores, Excluded, Interval, Ints, ScoreMatrix
 from engine import attack_sources, files
+from engine.analysis.scoring import shadow_counts
 from engine.attack_sources import Settings, Source
-from engine.scoring import shadow_counts
 
 Row = dict[str, Any]
 Function = Callable[[Source, Settings, Ints, Exclusion], AttackScores]

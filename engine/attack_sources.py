@@ -15,7 +15,7 @@ import numpy as np
 from attacks import interop
 from attacks.population import Population
 from attacks.types import Bools, Ints, ScoreMatrix
-from engine.measures import diverged, sample_groups
+from engine.analysis.measures import diverged, sample_groups
 from engine.store import open_run
 from engine.study import unknown
 

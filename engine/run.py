@@ -270,7 +270,7 @@ def report(run: store.Run, console: Console) -> Path:
     """Attack a finished run, write findings and report, print the summary."""
     from engine.analysis import analyse
     from engine.report import write_report
-    from engine.summary import print_summary
+    from engine.report.summary import print_summary
 
     console.print("attacking …")
     findings = analyse(run)

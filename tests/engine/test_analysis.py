@@ -15,9 +15,9 @@ from attacks.types import ScoreMatrix
 from engine.analysis import analyse
 from engine.plan import ModelRef, ModelResult
 from engine.report import write_report
+from engine.report.summary import tables
 from engine.store import open_run, write_results
 from engine.study import Attacks, Mix
-from engine.summary import tables
 
 FLIP5 = {"flip5": MIXES["flip5"]}
 CLEAN = {"clean": Mix()}

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from attacks.types import Interval, no_interval
-from engine.claims import decide, holm, models_needed
-from engine.findings import ClaimRow, Estimate, Measure
+from engine.analysis.claims import decide, holm, models_needed
+from engine.analysis.findings import ClaimRow, Estimate, Measure
 
 
 def measure(value, error, threshold=0.0, upward=True, degrees=15):

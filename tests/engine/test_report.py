@@ -11,8 +11,8 @@ import pytest
 from synthetic_run import ARMS, KEEP, MIXES, OOD, a_study, make_run
 
 from engine.analysis import analyse
-from engine.figures import ARM_INKS, draw_all
 from engine.report import render, write_report
+from engine.report.figures import ARM_INKS, draw_all
 from engine.study import Mix
 
 FLIP5 = {"flip5": MIXES["flip5"]}
@@ -184,7 +184,7 @@ def test_names_are_escaped(findings):
 
 
 def test_report_imports_no_torch():
-    code = "import sys, engine.analysis, engine.report, engine.summary, engine.export\n"
+    code = "import sys, engine.analysis, engine.report, engine.report.summary, engine.export\n"
     code += "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

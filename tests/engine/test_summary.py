@@ -7,7 +7,7 @@ from rich.console import Console
 from synthetic_run import MIXES, a_study, make_run
 
 from engine.analysis import analyse
-from engine.summary import print_summary, tables
+from engine.report.summary import print_summary, tables
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from attacks.types import Interval, no_interval
-from engine.findings import Curve, Estimate
+from engine.analysis.findings import Curve, Estimate
 
 Floats = npt.NDArray[np.float64]
 Groups = Sequence[tuple[int, ...]]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from engine.findings import (
+from engine.analysis.findings import (
     GROUPS,
     CellFindings,
     ClaimRow,
@@ -14,7 +14,7 @@ from engine.findings import (
     Measure,
     RateAt,
 )
-from engine.wording import DASH, NAMES, counted, half_width, interval, number, percent
+from engine.analysis.wording import DASH, NAMES, counted, half_width, interval, number, percent
 
 
 @dataclass

@@ -11,12 +11,12 @@ from html import escape
 from pathlib import Path
 
 from engine import files
-from engine import report_tables as tables
-from engine.figures import ARM_INKS, GRID, INK, MUTED, PAPER, Drawing, draw_all
-from engine.findings import Findings
-from engine.report_text import care, context, facts, legend, reading
+from engine.analysis.findings import Findings
+from engine.analysis.wording import on_outliers
+from engine.report import tables
+from engine.report.figures import ARM_INKS, GRID, INK, MUTED, PAPER, Drawing, draw_all
+from engine.report.text import care, context, facts, legend, reading
 from engine.store import Run
-from engine.wording import on_outliers
 
 INKS: Mapping[str, str] = {
     INK: "--ink",

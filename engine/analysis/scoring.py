@@ -17,9 +17,9 @@ from attacks.exclusion import Exclusion
 from attacks.lira import LiraParameters, lira
 from attacks.metrics import tpr_at_fpr
 from attacks.types import AttackScores, Design, ScoreMatrix
-from engine.findings import MOST_GROUPS
-from engine.replicates import Replicated, undefined
-from engine.wording import percent
+from engine.analysis.findings import MOST_GROUPS
+from engine.analysis.replicates import Replicated, undefined
+from engine.analysis.wording import percent
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -2,7 +2,7 @@
 
 import math
 
-from engine.findings import MOST_GROUPS, Contrast, Estimate, Findings, MixFacts
+from engine.analysis.findings import MOST_GROUPS, Contrast, Estimate, Findings, MixFacts
 from engine.study import Study
 
 DASH = "–"

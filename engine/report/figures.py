@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.findings import GROUPS, CellFindings, Contrast, Curve, Estimate, Findings
-from engine.wording import NAMES, full, percent
+from engine.analysis.findings import GROUPS, CellFindings, Contrast, Curve, Estimate, Findings
+from engine.analysis.wording import NAMES, full, percent
 
 ARM_INKS = ("#0072b2", "#d55e00", "#00845a", "#aa3377", "#7a6a00", "#56606b")
 """Told apart with any common colour blindness, on white and (lightened) on black."""
@@ -45,7 +45,7 @@ def draw_all(findings: Findings) -> tuple[Drawing, ...]:
     Raises:
         RuntimeError: matplotlib is not installed.
     """
-    from engine import figures_training as training
+    from engine.report import figures_training as training
 
     makers: tuple[Callable[[Findings], list[Drawing]], ...] = (
         differences,

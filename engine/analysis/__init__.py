@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine import results, wording
-from engine.cells import Analysed, analyse_cell, cell_findings
-from engine.claims import judge
-from engine.contrasts import contrast
-from engine.findings import CellFindings, Contrast, Findings, MixFacts
-from engine.measures import diverged, sample_groups
+from engine.analysis import results, wording
+from engine.analysis.cells import Analysed, analyse_cell, cell_findings
+from engine.analysis.claims import judge
+from engine.analysis.contrasts import contrast
+from engine.analysis.findings import CellFindings, Contrast, Findings, MixFacts
+from engine.analysis.measures import diverged, sample_groups
 from engine.outliers import CLEAN
 from engine.store import Run
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from engine.findings import Contrast, Findings
-from engine.wording import (
+from engine.analysis.findings import Contrast, Findings
+from engine.analysis.wording import (
     arm_in_words,
     counted,
     full,

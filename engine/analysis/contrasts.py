@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.cells import Analysed, analyse_cell
-from engine.findings import Contrast, Matched
-from engine.replicates import Replicated, undefined
+from engine.analysis.cells import Analysed, analyse_cell
+from engine.analysis.findings import Contrast, Matched
+from engine.analysis.replicates import Replicated, undefined
 from engine.store import Run
 from engine.study import Study
 

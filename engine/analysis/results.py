@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from engine import files
-from engine.cells import Analysed, exclusion_plan
-from engine.findings import ClaimRow, Estimate, Findings, Measure
-from engine.measures import sample_groups
-from engine.scoring import CellScores, GroupScores, shadow_counts
+from engine.analysis.cells import Analysed, exclusion_plan
+from engine.analysis.findings import ClaimRow, Estimate, Findings, Measure
+from engine.analysis.measures import sample_groups
+from engine.analysis.scoring import CellScores, GroupScores, shadow_counts
 from engine.store import Cell, Run
 from engine.study import Study
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attacks.memorization import memorization
-from engine.findings import CURVE_GROUPS, RATES, Curve, Histogram, LayerCurves
+from engine.analysis.findings import CURVE_GROUPS, RATES, Curve, Histogram, LayerCurves
+from engine.analysis.replicates import Groups, Replicated, mean, mean_curve, undefined
 from engine.outliers import CLEAN
-from engine.replicates import Groups, Replicated, mean, mean_curve, undefined
 from engine.store import Cell
 
 Floats = npt.NDArray[np.float64]

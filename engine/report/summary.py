@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.findings import GROUPS, CellFindings, Contrast, Estimate, Findings
-from engine.wording import DASH, full, half_width, jackknifed, number, on_outliers, percent
+from engine.analysis.findings import GROUPS, CellFindings, Contrast, Estimate, Findings
+from engine.analysis.wording import DASH, full, half_width, jackknifed, number, on_outliers, percent
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.figures import (
+from engine.analysis.findings import CellFindings, Findings, MixFacts
+from engine.analysis.wording import NAMES, percent
+from engine.report.figures import (
     INK,
     LINES,
     MUTED,
@@ -19,8 +21,6 @@ from engine.figures import (
     title,
     to_svg,
 )
-from engine.findings import CellFindings, Findings, MixFacts
-from engine.wording import NAMES, percent
 
 Axes = Any
 

@@ -11,9 +11,16 @@ import numpy.typing as npt
 
 from attacks.exclusion import Exclusion, plan_exclusion
 from attacks.lira import LiraParameters
-from engine.findings import AttackFinding, CellFindings, RateAt, Roc
-from engine.measures import CellMeasures, measure, sample_groups
-from engine.scoring import GRID_A, MODES, CellScores, GroupScores, score_cell, shadow_counts
+from engine.analysis.findings import AttackFinding, CellFindings, RateAt, Roc
+from engine.analysis.measures import CellMeasures, measure, sample_groups
+from engine.analysis.scoring import (
+    GRID_A,
+    MODES,
+    CellScores,
+    GroupScores,
+    score_cell,
+    shadow_counts,
+)
 from engine.store import Cell
 from engine.study import Study
 

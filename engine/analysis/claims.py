@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from scipy import stats
 
-from engine.findings import CellFindings, ClaimRow, Contrast, Measure, MixFacts, Verdict
+from engine.analysis.findings import CellFindings, ClaimRow, Contrast, Measure, MixFacts, Verdict
+from engine.analysis.wording import percent
 from engine.study import Arm, Study
-from engine.wording import percent
 
 STATEMENTS = {
     "C0": "Batch norm trains faster and tests better.",
@@ -81,7 +81,7 @@ def models_needed(measure: Measure, models: int, level: float) -> int | None:
     their count. None: more than MOST_MODELS.
 
     >>> from attacks.types import Interval
-    >>> from engine.findings import Estimate
+    >>> from engine.analysis.findings import Estimate
     >>> wide = Interval(low=-1, high=3, level=0.95, method="")
     >>> estimate = Estimate(value=1.0, interval=wide, standard_error=1.0, degrees=15)
     >>> models_needed(Measure(what="x", estimate=estimate, threshold=0.0), 32, 0.95)
