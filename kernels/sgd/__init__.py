@@ -28,11 +28,13 @@ def step(
     momentum: float = 0.9,
     nesterov: bool = False,
     decayed: Collection[str] | None = None,
+    grad_scale_M: Tensor | None = None,
 ) -> None:
     """Update every (M, …) tensor of `params` and `momenta` (zeros at first) in place.
 
     `decayed` names the parameters that weight decay touches (None: all). With momentum 0 `momenta`
-    is neither read nor written.
+    is neither read nor written. `grad_scale_M` multiplies each model's gradients first: its
+    clipping factor.
 
     Raises ValueError where names or model counts disagree.
     """
@@ -48,9 +50,13 @@ def step(
         fill = choose("sgd", "sgd", param.device.type, param.dtype)
         together = getattr(fill, "together", None)
         if together is not None:
-            together(params, grads, momenta, lr_M, weight_decay_M, momentum, nesterov, decayed)
+            rates = (lr_M, weight_decay_M, momentum, nesterov, decayed, grad_scale_M)
+            together(params, grads, momenta, *rates)
             return
         apply = reference.sgd if fill is None else fill
         decay_M = weight_decay_M if decayed is None or name in decayed else None
         buffer = momenta[name] if momentum else None
-        apply(param, grads[name], buffer, lr_M, decay_M, momentum, nesterov)
+        grad = grads[name]
+        if grad_scale_M is not None:
+            grad = grad * grad_scale_M.view(-1, *(1,) * (grad.dim() - 1))
+        apply(param, grad, buffer, lr_M, decay_M, momentum, nesterov)

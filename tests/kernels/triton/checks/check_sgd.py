@@ -74,7 +74,7 @@ def test_gradients_may_be_clipped_per_model():
     params, grads = state(2), state(2, seed=5)
     before = {k: v.clone() for k, v in params.items()}
     lr, scale = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.25])
-    launchers.together(params, grads, params, lr, lr * 0, 0.0, False, None, scale)
+    kernels.sgd.step(params, grads, {}, lr, lr * 0, momentum=0.0, grad_scale_M=scale)
     for name, value in params.items():
         want = before[name] - 0.5 * grads[name] * scale.view(-1, *(1,) * (value.dim() - 1))
         assert_close(name, value, want, tolerance=1e-6)
