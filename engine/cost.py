@@ -20,8 +20,11 @@ ASSUMED_FLOPS = {"cpu": 30e9, "cuda": 100e12}
 ASSUMED_SAMPLES = {"cpu": 8e3, "cuda": 1e6}
 """Samples a second that small networks do not exceed, whatever their operations."""
 
-CPU_STACK, CUDA_STACK = 8, 32
+CPU_STACK, CPU_STACK_SMALL, CUDA_STACK = 8, 16, 32
 """Models a stack by default: larger ones gain a few per cent at most and cost memory."""
+
+SMALL = 8 * 2**20
+"""Bytes of training below which a model is small: the fixed cost of a step then weighs more."""
 
 GIB = 2**30
 
@@ -188,7 +191,8 @@ def _stack_size(study: Study, model_bytes: int, free: int, device: str, workers:
             f"are there for {workers} processes: lower train.batch or resources.processes"
         )
     if wanted == "auto":
-        return min(CUDA_STACK if device == "cuda" else CPU_STACK, fits)
+        on_cpu = CPU_STACK_SMALL if model_bytes < SMALL else CPU_STACK
+        return min(CUDA_STACK if device == "cuda" else on_cpu, fits)
     if wanted > fits and wanted * model_bytes * workers > free:
         raise ValueError(
             f"a stack of {wanted} models needs about {wanted * model_bytes / GIB:.1f} GiB in each "
