@@ -11,6 +11,9 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 FAST = {"contract", "reassoc", "nsz"}
 """Licence to fuse and reorder: the same code for the same shape, so the same bits for a model."""
 
+ENTRIES = ("_stack", "_model")
+"""How the names of functions end that are called from Python."""
+
 
 def compiler(*sources: str, exact: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """A decorator like numba.njit(cache=True) for functions made from these source files.
@@ -19,12 +22,18 @@ def compiler(*sources: str, exact: bool = False) -> Callable[[Callable[..., Any]
     when a function it calls changes elsewhere; here the stamp is a digest of all the sources. A
     numba without that stamp, or a read-only disk, compiles without a cache rather than with a
     stale one. `exact` rounds every operation as written.
+
+    Only functions called from Python, those named ENTRIES, are cached. A helper loaded from the
+    cache is object code: it is linked where one just compiled is inlined, fused and reordered, so
+    a caller's bits would depend on what was in the cache while it was compiled.
     """
     joined = b"".join(Path(source).read_bytes() for source in (__file__, *sources))
     stamp = hashlib.sha256(joined).hexdigest()
     options = OPTIONS if exact else {**OPTIONS, "fastmath": FAST}
 
     def decorate(function: Callable[..., Any]) -> Any:
+        if not function.__name__.endswith(ENTRIES):
+            return numba.njit(**options)(function)
         try:
             compiled = numba.njit(cache=True, **options)(function)
             compiled._cache._cache_file._source_stamp = stamp
