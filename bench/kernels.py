@@ -1,7 +1,7 @@
 """What the Triton kernels compile to and what they move, without a GPU: two tables.
 
-    python bench/kernels.py compiled [--triton 3.6.0]   registers, shared memory, occupancy, widths
-    python bench/kernels.py moved                       bytes over the floor, by the interpreter
+    python bench/kernels.py compiled [OP …] [--triton 3.6.0]   registers, occupancy, widths
+    python bench/kernels.py moved                              bytes over the floor
 
 Both write under bench/results/ with the versions they were made with. They run the scripts of
 tests/kernels/triton/, which hold the same figures to their limits (pytest -m aot, -m interpret).
@@ -52,17 +52,23 @@ def write(name: str, rows: list[dict[str, object]]) -> None:
     print(f"{len(rows)} rows in {RESULTS / name}")
 
 
-def compiled(version: str | None, targets: str) -> None:
-    """Target by target, so that what is measured is kept."""
+def compiled(version: str | None, targets: str, ops: list[str]) -> None:
+    """Every kernel on every target; named ops replace their earlier rows."""
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         variables = {"TRITON_CACHE_DIR": f"{folder}/cache"}
         if version:
             variables["PYTHONPATH"] = installed(version, f"{folder}/triton")
         for target in targets.split(","):
-            found = run("aot.py", ["--targets", target], variables)
+            found = run("aot.py", [*ops, "--targets", target], variables)
             rows += [{k: v for k, v in row.items() if k != "wide"} for row in found]
-            write(f"kernels_compiled_triton_{rows[0]['triton']}.csv", rows)
+    name = f"kernels_compiled_triton_{rows[0]['triton']}.csv"
+    path = RESULTS / name
+    if ops and path.exists():
+        with path.open() as file:
+            kept = [row for row in csv.DictReader(file) if row["op"] not in ops]
+        rows = [{k: v for k, v in row.items() if k in rows[0]} for row in kept] + rows
+    write(name, rows)
 
 
 def moved() -> None:
@@ -73,11 +79,12 @@ def moved() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", choices=["compiled", "moved"])
+    parser.add_argument("ops", nargs="*", help="only these ops (compiled)")
     parser.add_argument("--triton", help="another version of triton, installed for the run")
     parser.add_argument("--targets", default="sm_80,sm_90,sm_100,gfx942")
     chosen = parser.parse_args()
     if chosen.table == "compiled":
-        compiled(chosen.triton, chosen.targets)
+        compiled(chosen.triton, chosen.targets, chosen.ops)
     else:
         moved()
 

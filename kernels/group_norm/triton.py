@@ -14,8 +14,8 @@ from kernels.group_norm import triton_passes as passes
 WIDTH = 64
 """Channels of a program at most, unless a single group is wider."""
 
-WARP_ELEMENTS = 512
-"""Elements of a tile for one warp: 8 or 16 a thread, so that accesses stay 128 bits wide."""
+WARP_BYTES = 1024
+"""Bytes of a tile for one warp: two 128-bit accesses a thread, and no register spilled."""
 
 
 def _cut(x: Tensor, groups: int) -> dict[str, int]:
@@ -30,8 +30,8 @@ def _cut(x: Tensor, groups: int) -> dict[str, int]:
     return dict(zip(names, values, strict=True))
 
 
-def _warps(cut: dict[str, int]) -> int:
-    return max(1, min(4, cut["ROWS"] * cut["COLS"] // WARP_ELEMENTS))
+def _warps(cut: dict[str, int], x: Tensor) -> int:
+    return max(1, min(4, cut["ROWS"] * cut["COLS"] * x.element_size() // WARP_BYTES))
 
 
 def group_norm(
@@ -57,7 +57,7 @@ def group_norm(
         passes.forward[(x.shape[1], triton.cdiv(x.shape[2], cut["WIDTH"]), x.shape[0])](
             x, add, y, gamma, beta, mean, sigma, pitch, gamma.stride(0), beta.stride(0),
             mean.stride(0), eps, WEIGHT=weight is not None, BIAS=bias is not None, RELU=relu,
-            RESIDUAL=residual is not None, num_warps=_warps(cut), **cut,
+            RESIDUAL=residual is not None, num_warps=_warps(cut, x), **cut,
         )  # fmt: skip
     return out
 
@@ -94,7 +94,7 @@ def group_norm_backward(
         passes.backward[(samples, triton.cdiv(channels, cut["WIDTH"]), models)](
             dy, x, y, dz, dx, gamma, beta, mean, sigma, part, samples, pitch, gamma.stride(0),
             beta.stride(0), mean.stride(0), WEIGHT=weight is not None, BIAS=bias is not None,
-            MASK=mask, WRITE_DZ=need_residual, num_warps=_warps(cut), **cut,
+            MASK=mask, WRITE_DZ=need_residual, num_warps=_warps(cut, x), **cut,
         )  # fmt: skip
         if weight is not None or need_bias:
             step = tiles(samples, channels)
