@@ -155,8 +155,8 @@ def join_node(folder, train):
     drive = Drive(folder)
     with nodes(1) as (ray, cluster, _):
         join = {"num_cpus": 1, "node_ip_address": "127.0.0.1"}
-        drive.on_stored = lambda n: after(0.0, lambda: cluster.add_node(**join)) if n == 2 else None
-        facts = drive.train(ray, train or fake(drive, seconds=3.0))
+        drive.on_stored = lambda n: after(0.0, lambda: cluster.add_node(**join)) if n == 1 else None
+        facts = drive.train(ray, train or fake(drive, seconds=5.0))
         return {**facts, "workers": len(drive.figures["speeds"])}
 
 
