@@ -23,9 +23,10 @@ def compiler(*sources: str, exact: bool = False) -> Callable[[Callable[..., Any]
     numba without that stamp, or a read-only disk, compiles without a cache rather than with a
     stale one. `exact` rounds every operation as written.
 
-    Only functions called from Python, those named ENTRIES, are cached. A helper loaded from the
-    cache is object code: it is linked where one just compiled is inlined, fused and reordered, so
-    a caller's bits would depend on what was in the cache while it was compiled.
+    Only functions called from Python, those named ENTRIES, are cached; all others are inlined into
+    them. A helper left as a symbol of its own would be called in whichever compiled copy the
+    process holds, and the copies are fused and reordered differently: bits would depend on what
+    was compiled here and what came from the cache.
     """
     joined = b"".join(Path(source).read_bytes() for source in (__file__, *sources))
     stamp = hashlib.sha256(joined).hexdigest()
@@ -33,7 +34,7 @@ def compiler(*sources: str, exact: bool = False) -> Callable[[Callable[..., Any]
 
     def decorate(function: Callable[..., Any]) -> Any:
         if not function.__name__.endswith(ENTRIES):
-            return numba.njit(**options)(function)
+            return numba.njit(forceinline=True, **options)(function)
         try:
             compiled = numba.njit(cache=True, **options)(function)
             compiled._cache._cache_file._source_stamp = stamp
