@@ -1,10 +1,14 @@
 """Fixtures for all tests."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# Tests run beside each other: OpenMP threads of one would spin while those of another wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 FOLDER = Path(__file__).parent / "data"
 

@@ -115,7 +115,7 @@ def test_exported_arrays_do_not_depend_on_the_stack(net, norm):
             same(result, whole[result.ref.model_id], stack)
 
 
-@pytest.mark.parametrize(("net", "norm"), cells(["resnet9"]))
+@pytest.mark.parametrize(("net", "norm"), cells(LARGE))
 def test_exported_arrays_of_every_net_do_not_depend_on_the_stack(net, norm):
     study, data = small_run(net, norm)
     whole = train.run_stack(study, refs("arm", [0, 1, 2]), data, "cpu", quiet)

@@ -124,7 +124,7 @@ def run(mutant: Mutant, folder: Path) -> tuple[bool, str]:
         variables |= {"TRITON_INTERPRET": "1"}
         path, *options = mutant.check.split(" -k ")
         options = ["-k", *options] if options else []
-        command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header",
+        command = ["-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--no-header",
                    str(here / "checks" / path), *options]  # fmt: skip
     done = subprocess.run([sys.executable, *command], env=os.environ | variables, cwd=folder,
                           capture_output=True, text=True)  # fmt: skip

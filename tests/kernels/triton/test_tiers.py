@@ -43,7 +43,19 @@ def run(command, *, tier, triton=None, cache=None):
 
 def check(*names, triton=None):
     paths = [str(HERE / "checks" / name) for name in names]
-    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-W", "error", *paths]
+    command = [
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+        *paths,
+    ]
     run(command, tier="interpret", triton=triton)
 
 
