@@ -85,7 +85,11 @@ def _scores_of(scores: Path | None, logits: Path | None, labels: Ints | None, na
         )
         rows: Array = array[:, None] if array.ndim == 1 else array
         return rows
-    require(logits is not None, f"model {name} has neither scores nor logits")
+    require(
+        logits is not None,
+        f"model folder {name} has neither scores nor logits: expected scores/*.npy or logits/*.npy "
+        "in every folder of a model (a run of ours is named by its own directory)",
+    )
     assert logits is not None
     require(
         labels is not None,

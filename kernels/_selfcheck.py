@@ -60,7 +60,7 @@ def _compare(name: str, fill: Fill, args: list[Any], limit: float) -> str:
         if args[0].is_cuda:
             torch.cuda.synchronize(args[0].device)
     except Exception as error:
-        return f"it failed: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return f"it failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if answer is NotImplemented:
         return ""
     for number, (got, want) in enumerate(zip(out, wanted, strict=True)):
