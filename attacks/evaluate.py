@@ -18,7 +18,7 @@ import numpy.typing as npt
 from attacks.exclusion import Exclusion, plan_exclusion
 from attacks.intervals import jackknife, keep_digest
 from attacks.lira import LiraParameters, lira
-from attacks.metrics import allowed_false_positives, auc, tpr_at_fpr
+from attacks.metrics import allowed_false_positives, auc_and_tpr
 from attacks.types import (
     AttackScores,
     Bools,
@@ -133,6 +133,7 @@ def evaluate(
     threads share the replicates. Raises ValueError for bad groups, and what the attack raises on
     all models.
     """
+    require(bool(groups), "evaluate needs one group of samples at least")
     for name, mask in groups.items():
         require(
             mask.shape == (matrix.samples,) and mask.dtype == np.bool_,
@@ -141,15 +142,14 @@ def evaluate(
     plan = plan_exclusion(matrix.keep_MN, matrix.design)
     if plan.opposite_M.any():
         plan = replace(plan, scores_MNQ=matrix.scores_MNQ)
-    require(bool(groups), "evaluate needs one group of samples at least")
-    masks, rates = np.stack(list(groups.values())), tuple(alphas)
     everyone = np.sort(resolve_targets(models, matrix.models))
-    full = _measure(attack(matrix, everyone, plan), masks, rates)
+    full = measure(attack(matrix, everyone, plan), groups, alphas)
     deletions = _merged(_among(plan, everyone), max_groups) if replicates else ()
 
     def replicate(deleted: tuple[int, ...]) -> Floats:
-        attacked = attack(matrix, np.setdiff1d(everyone, deleted), plan)
-        return _mean(_measure(attacked, masks, rates).values_TGK)
+        return measure(
+            attack(matrix, np.setdiff1d(everyone, deleted), plan), groups, alphas
+        ).value_GK
 
     refusal = "" if replicates else "no replicates were asked for"
     shape = (len(deletions), len(groups), 1 + len(alphas))
@@ -161,18 +161,43 @@ def evaluate(
     except ValueError as error:
         refusal = str(error)
         values = np.full(shape, np.nan)
-    return Evaluation(
-        groups=tuple(groups),
-        metrics=("auc", *(f"tpr@{alpha:g}" for alpha in alphas)),
-        value_GK=_mean(full.values_TGK),
-        targets_TGK=full.values_TGK,
+    return replace(
+        full,
         replicates_RGK=values,
-        n_in_TG=full.n_in_TG,
-        n_out_TG=full.n_out_TG,
-        excluded_TG=full.excluded_TG,
         deletions=deletions,
         keep_digest=keep_digest(matrix.keep_MN),
         refusal=refusal,
+    )
+
+
+def measure(
+    attacked: AttackScores, groups: Mapping[str, Bools], alphas: Sequence[float] = (0.001, 0.01)
+) -> Evaluation:
+    """The same means of attack scores that are there already, without replicates or intervals.
+
+    groups: name to bool (N,), or (T, N) where each target has a group of its own.
+    """
+    shape = (len(attacked.targets_T), len(groups))
+    values = np.full((*shape, 1 + len(alphas)), np.nan)
+    counts = np.zeros((3, *shape), dtype=np.int64)
+    unknown = np.isnan(attacked.scores_TN)
+    for g, group in enumerate(groups.values()):
+        if group.ndim == 2:
+            _own_groups(attacked, group, tuple(alphas), values[:, g], counts[:, :, g])
+        else:
+            _one_group(attacked, group, unknown, tuple(alphas), values[:, g], counts[:, :, g])
+    return Evaluation(
+        groups=tuple(groups),
+        metrics=("auc", *(f"tpr@{alpha:g}" for alpha in alphas)),
+        value_GK=_mean(values),
+        targets_TGK=values,
+        replicates_RGK=np.full((0, len(groups), 1 + len(alphas)), np.nan),
+        n_in_TG=counts[0],
+        n_out_TG=counts[1],
+        excluded_TG=counts[2],
+        deletions=(),
+        keep_digest="",
+        refusal="it was measured without replicates",
     )
 
 
@@ -197,33 +222,40 @@ def _mean(values_TGK: Floats) -> Floats:
         return np.asarray(np.where(known, values_TGK, 0).sum(axis=0) / known.sum(axis=0))
 
 
-@dataclass(frozen=True)
-class _Measured:
-    values_TGK: Floats
-    n_in_TG: Ints
-    n_out_TG: Ints
-    excluded_TG: Ints
+def _one_group(
+    attacked: AttackScores,
+    group: Bools,
+    unknown: Bools,
+    alphas: tuple[float, ...],
+    values_TK: Floats,
+    counts_CT: Ints,
+) -> None:
+    """Metrics and counts (in, out, excluded) of every target on the samples of one group."""
+    used = group & ~unknown.all(axis=0)
+    columns = slice(None) if used.all() else np.flatnonzero(used)
+    size = max(1, _TOGETHER // max(1, int(used.sum())))
+    for first in range(0, len(values_TK), size):
+        part = slice(first, first + size)
+        scores = attacked.scores_TN[part, columns]
+        labels, missing = attacked.membership_TN[part, columns], unknown[part, columns]
+        counts_CT[0, part] = (labels & ~missing).sum(axis=1)
+        counts_CT[1, part] = (~labels & ~missing).sum(axis=1)
+        values_TK[part] = _metrics(scores, labels, missing, alphas)
+    counts_CT[2] = int(group.sum()) - counts_CT[0] - counts_CT[1]
 
 
-def _measure(attacked: AttackScores, masks_GN: Bools, alphas: tuple[float, ...]) -> _Measured:
-    """The metrics of every target and group."""
-    shape = (len(attacked.targets_T), len(masks_GN))
-    values = np.full((*shape, 1 + len(alphas)), np.nan)
-    counts = np.zeros((3, *shape), dtype=np.int64)
-    unknown = np.isnan(attacked.scores_TN)
-    for g, group in enumerate(masks_GN):
-        used = group & ~unknown.all(axis=0)
-        columns = slice(None) if used.all() else np.flatnonzero(used)
-        size = max(1, _TOGETHER // max(1, int(used.sum())))
-        for first in range(0, shape[0], size):
-            part = slice(first, first + size)
-            scores = attacked.scores_TN[part, columns]
-            labels, missing = attacked.membership_TN[part, columns], unknown[part, columns]
-            counts[0, part, g] = (labels & ~missing).sum(axis=1)
-            counts[1, part, g] = (~labels & ~missing).sum(axis=1)
-            values[part, g] = _metrics(scores, labels, missing, alphas)
-        counts[2, :, g] = int(group.sum()) - counts[0, :, g] - counts[1, :, g]
-    return _Measured(values, counts[0], counts[1], counts[2])
+def _own_groups(
+    attacked: AttackScores,
+    group_TN: Bools,
+    alphas: tuple[float, ...],
+    values_TK: Floats,
+    counts_CT: Ints,
+) -> None:
+    for t, group in enumerate(group_TN):
+        scores, labels = attacked.scores_TN[t, group], attacked.membership_TN[t, group]
+        known = ~np.isnan(scores)
+        counts_CT[:, t] = (labels & known).sum(), (~labels & known).sum(), (~known).sum()
+        values_TK[t] = auc_and_tpr(scores, labels, alphas)
 
 
 def _metrics(
@@ -243,7 +275,7 @@ def _metrics(
     bits.sort(axis=1)
     plain = missing_Tn.any(axis=1) | ((bits[:, 1:] >> 1) == (bits[:, :-1] >> 1)).any(axis=1)
     for t in np.flatnonzero(plain).tolist():
-        result[t] = _plainly(scores_Tn[t], labels_Tn[t], alphas)
+        result[t] = auc_and_tpr(scores_Tn[t], labels_Tn[t], alphas)
     out = (bits & 1) == 0
     n_out = out.sum(axis=1)
     n_in = out.shape[1] - n_out
@@ -262,7 +294,3 @@ def _metrics(
         rate = np.where(allowed >= n_out, 1.0, above / n_in)
         result[fast, k] = np.where(1 / n_out > alpha, np.nan, rate)
     return result
-
-
-def _plainly(scores: Floats, labels: Bools, alphas: tuple[float, ...]) -> list[float]:
-    return [auc(scores, labels), *(tpr_at_fpr(scores, labels, alpha).tpr for alpha in alphas)]

@@ -144,6 +144,29 @@ class Exclusion:
             found[n] = stays[0] if stays.size else -1
         return found
 
+    def companions(self, target: int, alive_M: Bools) -> Ints:
+        """The model left out beside a target, sample by sample; -1 where there is none. (N,)."""
+        samples = self.keep_MN.shape[1]
+        if self.opposite_M[target]:
+            return self.opposite(target, 0, samples, alive_M)
+        partner = int(self.partner_M[target])
+        there = partner >= 0 and bool(alive_M[partner])
+        return np.full(samples, partner if there else -1, dtype=np.int64)
+
+    def counts(self, target: int, alive_M: Bools) -> tuple[Ints, Ints]:
+        """How many IN and OUT models a target is scored from, sample by sample. Each (N,)."""
+        n_in = self.keep_MN[alive_M].sum(axis=0)
+        n_out = int(alive_M.sum()) - n_in
+        companion = self.companions(target, alive_M)
+        columns = np.arange(self.keep_MN.shape[1])
+        for model, gone in (
+            (np.full_like(companion, target), bool(alive_M[target])),
+            (companion, companion >= 0),
+        ):
+            inside = self.keep_MN[model, columns]
+            n_in, n_out = n_in - (gone & inside), n_out - (gone & ~inside)
+        return n_in, n_out
+
     def deletion_groups(self) -> tuple[tuple[int, ...], ...]:
         """Models to delete together in a jackknife, in canonical order.
 

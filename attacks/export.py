@@ -18,6 +18,10 @@ def write_npz(path: Path, loaded: Loaded) -> Path:
     }
     if loaded.labels_N is not None:
         arrays["labels_N"] = loaded.labels_N
+    if loaded.correct_MN is not None:
+        arrays["correct_MN"] = loaded.correct_MN
+    if loaded.kind_N is not None:
+        arrays["kind_N"] = loaded.kind_N
     if loaded.population is not None:
         arrays["population_scores_MZQ"] = loaded.population.scores_MZQ
     require(path.suffix == ".npz", f"{path}: expected a name that ends in .npz")

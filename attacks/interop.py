@@ -10,8 +10,8 @@
 - `privacy_meter`: `models/memberships.npy` (M, N) with `signals/..._signals.npy` (N, M) and
   `..._signals_pop.npy` (Z, M), probabilities of the label;
 - `datamodels` (MadryLab): `masks.npy` and `margins.npy` (M, N), `_completed.npy` (M,);
-- `npz`: one file with `scores_MNQ` and `keep_MN`, if known `models_M`, `labels_N` and
-  `population_scores_MZQ`, each perhaps under `MIX/ARM/`.
+- `npz`: one file with `scores_MNQ` and `keep_MN`, if known `models_M`, `labels_N`,
+  `population_scores_MZQ`, `correct_MN` and `kind_N`, each perhaps under `MIX/ARM/`.
 
 Models carry numbers: the first integer of a folder's name, or the place in natural order where some
 name has none; a row of an array has its index. Directory order never matters. Nothing is unpickled.
@@ -26,7 +26,7 @@ import numpy as np
 
 from attacks.files import as_mask, latest, load_npy, logit, natural_key, numbered, open_npz
 from attacks.population import Population
-from attacks.statistics import phi_from_logits
+from attacks.statistics import margin_from_logits, phi_from_logits
 from attacks.types import Array, Bools, Ints, ScoreMatrix, choose, require
 
 LABEL_FILES = ("y_train.npy", "labels.npy")
@@ -36,7 +36,9 @@ LABEL_FILES = ("y_train.npy", "labels.npy")
 class Loaded:
     """One score matrix as found on disk; models in ascending order of their numbers.
 
-    numbers_M: what the models are called; labels_N and population where the files have them.
+    numbers_M: what the models are called. Where the files have them: labels_N, a population,
+    correct_MN (whether the model predicts the label; known from logits, of the first query) and
+    kind_N (0 clean, 1 flipped, 2 ood).
     """
 
     matrix: ScoreMatrix
@@ -44,6 +46,8 @@ class Loaded:
     layout: str
     labels_N: Ints | None = None
     population: Population | None = None
+    correct_MN: Bools | None = None
+    kind_N: Array | None = None
 
     def indices(self, numbers: list[int]) -> list[int]:
         """Rows of the models with these numbers. Raises ValueError for one that is not there."""
@@ -74,8 +78,13 @@ def _labels(root: Path) -> Ints | None:
     return None
 
 
-def _scores_of(scores: Path | None, logits: Path | None, labels: Ints | None, name: str) -> Array:
-    """One model's scores (N, Q), from its score file or its logits and the labels."""
+def _scores_of(
+    scores: Path | None, logits: Path | None, labels: Ints | None, name: str
+) -> tuple[Array, Bools | None]:
+    """One model's scores (N, Q) from its score file, or from its logits and the labels.
+
+    From logits also whether it predicts the label under the first query, (N,).
+    """
     if scores is not None:
         array = load_npy(scores)
         require(
@@ -84,7 +93,7 @@ def _scores_of(scores: Path | None, logits: Path | None, labels: Ints | None, na
             "(samples, queries)",
         )
         rows: Array = array[:, None] if array.ndim == 1 else array
-        return rows
+        return rows, None
     require(
         logits is not None,
         f"model folder {name} has neither scores nor logits: expected scores/*.npy or logits/*.npy "
@@ -109,11 +118,15 @@ def _scores_of(scores: Path | None, logits: Path | None, labels: Ints | None, na
         labels.size >= array.shape[0],
         f"{labels.size} labels for the {array.shape[0]} samples of {logits}",
     )
-    phi: Array = phi_from_logits(array[None], labels[: array.shape[0]])[0]
-    return phi
+    labels = labels[: array.shape[0]]
+    margin = margin_from_logits(array[:, 0], labels, axis=0)
+    return phi_from_logits(array[None], labels)[0], margin > 0
 
 
-def _stack(rows: Mapping[str, Array]) -> Array:
+def _stack(found: Mapping[str, tuple[Array, Bools | None]]) -> tuple[Array, Bools | None]:
+    """All models' scores (M, N, Q), and their correctness (M, N) where all have it."""
+    rows = {name: row for name, (row, _) in found.items()}
+    known = [correct for _, correct in found.values() if correct is not None]
     shapes = {name: row.shape for name, row in rows.items()}
     first = next(iter(shapes.values()))
     other = [name for name, shape in shapes.items() if shape != first]
@@ -125,7 +138,7 @@ def _stack(rows: Mapping[str, Array]) -> Array:
     stacked = np.empty((len(rows), *first), dtype=np.result_type(*rows.values()))
     for into, row in zip(stacked, rows.values(), strict=True):
         into[:] = row
-    return stacked
+    return stacked, np.stack(known) if len(known) == len(found) else None
 
 
 def _model_folders(root: Path) -> list[Path]:
@@ -133,11 +146,28 @@ def _model_folders(root: Path) -> list[Path]:
     return [file.parent for file in root.rglob("keep.npy") if file.parent != root]
 
 
+def _warn_of_unfinished(root: Path, folders: Mapping[str, Path]) -> None:
+    """Name folders that look like those of models but say nothing about membership."""
+    outputs = ("scores", "logits", "scores.npy", "logits.npy")
+    poor = [
+        folder.name
+        for folder in sorted(root.iterdir(), key=lambda f: natural_key(f.name))
+        if folder.name not in folders and any((folder / name).exists() for name in outputs)
+    ]
+    if poor:
+        warnings.warn(
+            f"{root}: {', '.join(poor[:4])}{', ...' if len(poor) > 4 else ''} without keep.npy: "
+            f"left out, {len(folders)} models stay",
+            stacklevel=2,
+        )
+
+
 def _read_folders(root: Path, layout: str) -> Loaded:
     """`lira` and `lira_pytorch`: one folder a model, its mask inside."""
     labels = _labels(root)
     folders = {folder.name: folder for folder in _model_folders(root) if folder.parent == root}
     require(bool(folders), f"{root} has no folder of a model with its keep.npy")
+    _warn_of_unfinished(root, folders)
     numbers = numbered(list(folders))
     rows, masks = {}, {}
     for name in numbers:
@@ -151,7 +181,7 @@ def _read_folders(root: Path, layout: str) -> Loaded:
             )
         rows[name] = _scores_of(*found, labels, name)
         masks[name] = as_mask(load_npy(folder / "keep.npy"), f"{name}/keep.npy").ravel()
-    scores = _stack(rows)
+    scores, correct = _stack(rows)
     sizes = {mask.size for mask in masks.values()}
     require(len(sizes) == 1, f"the models' keep.npy have {len(sizes)} different lengths: {sizes}")
     keep = np.stack(list(masks.values()))
@@ -162,7 +192,7 @@ def _read_folders(root: Path, layout: str) -> Loaded:
             stacklevel=2,
         )
         keep = keep[:, : scores.shape[1]]
-    return _loaded(scores, keep, list(numbers.values()), layout, labels)
+    return _loaded(scores, keep, list(numbers.values()), layout, labels, correct=correct)
 
 
 def _loaded(
@@ -172,6 +202,8 @@ def _loaded(
     layout: str,
     labels: Array | None = None,
     population: Population | None = None,
+    correct: Bools | None = None,
+    kind: Array | None = None,
 ) -> Loaded:
     known = None if labels is None else np.asarray(labels).ravel()[: scores.shape[1]]
     return Loaded(
@@ -180,6 +212,8 @@ def _loaded(
         layout=layout,
         labels_N=None if known is None else known.astype(np.int64),
         population=population,
+        correct_MN=correct,
+        kind_N=kind,
     )
 
 
@@ -204,7 +238,8 @@ def _read_lira_analysis(root: Path) -> Loaded:
         keep.ndim == 2 and max(chosen) < keep.shape[0],
         f"keep_indices.npy has shape {keep.shape}: no row for model {max(chosen)}",
     )
-    return _loaded(_stack(rows), keep[chosen], chosen, "lira_analysis", labels)
+    scores, correct = _stack(rows)
+    return _loaded(scores, keep[chosen], chosen, "lira_analysis", labels, correct=correct)
 
 
 def _read_privacy_meter(root: Path) -> Loaded:
@@ -274,11 +309,25 @@ def read_npz(path: Path, group: str = "") -> Loaded:
         assert scores is not None
         assert keep is not None
         numbers, labels = get("models_M", "model_ids"), get("labels_N", "labels")
-        others = get("population_scores_MZQ")
+        others, correct = get("population_scores_MZQ"), get("correct_MN")
+        kind = get("kind_N")
+    for what, array, shape in (
+        ("models_M", numbers, scores.shape[:1]),
+        ("labels_N", labels, scores.shape[1:2]),
+        ("correct_MN", correct, scores.shape[:2]),
+        ("kind_N", kind, scores.shape[1:2]),
+    ):
+        require(
+            array is None or array.shape == shape,
+            f"{path} has {prefix}{what} of shape {getattr(array, 'shape', ())} beside scores "
+            f"{scores.shape}: expected {shape}",
+        )
     numbers = np.arange(scores.shape[0]) if numbers is None else numbers
     population = None if others is None else Population(scores_MZQ=others)
     mask = as_mask(keep, f"{prefix}keep_MN")
-    return _loaded(scores, mask, numbers.tolist(), "npz", labels, population)
+    if correct is not None:
+        correct = as_mask(correct, f"{prefix}correct_MN")
+    return _loaded(scores, mask, numbers.tolist(), "npz", labels, population, correct, kind)
 
 
 READERS: dict[str, Callable[[Path], Loaded]] = {

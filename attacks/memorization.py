@@ -9,7 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from attacks.exclusion import Exclusion, plan_exclusion
-from attacks.types import Array, Bools, Floats, Ints, ScoreMatrix, mask_of, require
+from attacks.types import (
+    Array,
+    Bools,
+    Floats,
+    Ints,
+    ScoreMatrix,
+    mask_of,
+    require,
+    resolve_targets,
+)
 
 _BLOCK = 1 << 22
 
@@ -75,6 +84,46 @@ def memorization(correct_MN: Array, keep_MN: Bools) -> Memorization:
         n_in_N=n_in.astype(np.int64),
         n_out_N=n_out.astype(np.int64),
     )
+
+
+def memorization_without(
+    correct_MN: Array,
+    keep_MN: Bools,
+    targets: npt.ArrayLike,
+    *,
+    models: npt.ArrayLike | None = None,
+    plan: Exclusion | None = None,
+) -> Floats:
+    """Memorization scores as seen without each target and the model left out beside it. (T, N).
+
+    For grouping samples by memorization when a target is attacked: scores from all models know
+    the target's membership, and its AUC in the highest tenth would be above one half without any
+    leak. Arguments as for `memorization` and `attacks.lira.lira`; NaN without IN or OUT models.
+    """
+    keep = mask_of(keep_MN)
+    correct = _checked(correct_MN, keep, "correct_MN")
+    plan = plan_exclusion(keep) if plan is None else plan
+    chosen = resolve_targets(targets, keep.shape[0])
+    alive = np.zeros(keep.shape[0], dtype=np.bool_)
+    alive[resolve_targets(models, keep.shape[0])] = True
+    sum_in = np.where(keep, correct, 0)[alive].sum(axis=0)
+    sum_out = np.where(keep, 0, correct)[alive].sum(axis=0)
+    columns = np.arange(keep.shape[1])
+    result = np.empty((chosen.size, keep.shape[1]))
+    for i, target in enumerate(chosen.tolist()):
+        companion = plan.companions(target, alive)
+        less_in, less_out = sum_in.copy(), sum_out.copy()
+        for model, gone in (
+            (np.full_like(companion, target), alive[target]),
+            (companion, companion >= 0),
+        ):
+            inside = keep[model, columns]
+            value = np.where(gone, correct[model, columns], 0)
+            less_in -= np.where(inside, value, 0)
+            less_out -= np.where(inside, 0, value)
+        n_in, n_out = plan.counts(target, alive)
+        result[i] = _difference(n_in, less_in, n_out, less_out)
+    return result
 
 
 def influence(

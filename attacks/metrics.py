@@ -91,12 +91,7 @@ def auc(scores: Array, membership: Array) -> float:
     >>> auc(np.array([2.0, 1.0, 1.0]), np.array([True, True, False]))
     0.75
     """
-    inside, outside, _ = _split(scores, membership)
-    if not inside.size or not outside.size:
-        return float("nan")
-    below = np.searchsorted(outside, inside, side="left").sum()
-    up_to = np.searchsorted(outside, inside, side="right").sum()
-    return float((below + up_to) / (2 * inside.size * outside.size))
+    return auc_and_tpr(scores, membership, ())[0]
 
 
 def allowed_false_positives(alpha: float, n_out: int) -> int:
@@ -154,6 +149,25 @@ def tpr_at_fpr(scores: Array, membership: Array, alpha: float) -> TprAtFpr:
         refused=refused,
         bound=bound,
     )
+
+
+def auc_and_tpr(scores: Array, membership: Array, alphas: Sequence[float]) -> list[float]:
+    """`auc`, then `tpr_at_fpr(...).tpr` at each alpha (NaN where refused), from one sort.
+
+    >>> auc_and_tpr(np.array([3.0, 2.0, 1.0]), np.array([True, False, False]), [0.5, 0.1])
+    [1.0, 1.0, nan]
+    """
+    inside, outside, _ = _split(scores, membership)
+    if not inside.size or not outside.size:
+        return [float("nan")] * (1 + len(alphas))
+    below = np.searchsorted(outside, inside, side="left").sum()
+    up_to = np.searchsorted(outside, inside, side="right").sum()
+    found = [float((below + up_to) / (2 * inside.size * outside.size))]
+    for alpha in alphas:
+        refused = 1 / outside.size > alpha
+        bar = _threshold(outside, allowed_false_positives(alpha, outside.size))
+        found.append(float("nan") if refused else _rate_above(inside, bar))
+    return found
 
 
 def balanced_accuracy(scores: Array, membership: Array) -> float:
@@ -267,12 +281,17 @@ def by_group(
 
 
 def deciles(values_N: Floats, parts: int = 10) -> dict[str, Bools]:
-    """Groups of equal size by rank of a per-sample value (memorization); NaN is in none."""
+    """Groups of samples by rank of a per-sample value (memorization), the lowest first.
+
+    Samples with equal values stay together (by their mean rank), so groups are of equal size only
+    where values are distinct, and may be empty; NaN is in none.
+
+    >>> [group.tolist() for group in deciles(np.array([5.0, 1.0, 1.0, 7.0]), 2).values()]
+    [[False, True, True, False], [True, False, False, True]]
+    """
     known = np.flatnonzero(~np.isnan(values_N))
-    ranked = known[np.argsort(values_N[known], kind="stable")]
-    groups = {}
-    for i, members in enumerate(np.array_split(ranked, parts)):
-        mask = np.zeros(values_N.size, dtype=np.bool_)
-        mask[members] = True
-        groups[f"decile_{i + 1}"] = mask
-    return groups
+    _, index, counts = np.unique(values_N[known], return_inverse=True, return_counts=True)
+    middle = (np.cumsum(counts) - counts / 2)[index]
+    part_N = np.full(values_N.size, -1, dtype=np.int64)
+    part_N[known] = np.ceil(parts * middle / max(known.size, 1)).astype(np.int64) - 1
+    return {f"decile_{i + 1}": part_N == i for i in range(parts)}

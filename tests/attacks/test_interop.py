@@ -83,6 +83,17 @@ def test_folders_of_models_read_in_the_order_of_their_numbers(
     np.testing.assert_array_equal(loaded.labels_N, labels)
     assert loaded.numbers_M.tolist() == list(range(MODELS))
     assert loaded.layout == layout
+    if scores:
+        assert loaded.correct_MN is None
+    else:
+        np.testing.assert_array_equal(loaded.correct_MN, values[:, :, 0].argmax(-1) == labels)
+
+
+def test_a_folder_without_a_mask_is_named_and_left_out(logits, tmp_path):
+    as_lira(tmp_path, *logits)
+    (tmp_path / "experiment-7_12/keep.npy").unlink()
+    with pytest.warns(UserWarning, match="experiment-7_12 without keep.npy: left out, 11 models"):
+        assert read(tmp_path).numbers_M.tolist() == [m for m in range(MODELS) if m != 7]
 
 
 def test_the_order_in_which_folders_were_made_does_not_matter(logits, tmp_path):
@@ -161,7 +172,12 @@ def test_datamodels_use_the_completed_models_only(tmp_path):
 def test_what_is_written_reads_back_with_the_same_attack_scores(writer, logits, tmp_path):
     _, labels, matrix = logits
     loaded = Loaded(
-        matrix=matrix, numbers_M=np.arange(MODELS), layout="npz", labels_N=labels.astype(np.int64)
+        matrix=matrix,
+        numbers_M=np.arange(MODELS),
+        layout="npz",
+        labels_N=labels.astype(np.int64),
+        correct_MN=matrix.scores_MNQ[:, :, 0] > 0,
+        kind_N=np.arange(SAMPLES) % 3,
     )
     path = tmp_path / ("study.npz" if writer is write_npz else "study")
     again = read(writer(path, loaded))
@@ -169,7 +185,13 @@ def test_what_is_written_reads_back_with_the_same_attack_scores(writer, logits, 
     assert np.array_equal(again.matrix.keep_MN, matrix.keep_MN)
     assert np.array_equal(again.labels_N, labels)
     assert np.array_equal(lira(again.matrix).scores_TN, lira(matrix).scores_TN)
-    if writer is not write_npz:
+    if writer is write_npz:
+        assert np.array_equal(again.correct_MN, loaded.correct_MN)
+        assert np.array_equal(again.kind_N, loaded.kind_N)
+        np.savez(path, **{**np.load(path), "kind_N": np.zeros(SAMPLES - 1, dtype=int)})
+        with pytest.raises(ValueError, match="has kind_N of shape \\(29,\\) beside scores"):
+            read(path)
+    else:
         with pytest.raises(ValueError, match="is not empty"):
             writer(path, loaded)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from designs import DESIGNS, study
 
-from attacks.evaluate import difference, evaluate, lira_attack
+from attacks.evaluate import difference, evaluate, lira_attack, measure
 from attacks.intervals import (
     clopper_pearson,
     given_these_shadows,
@@ -200,3 +200,19 @@ def test_the_permutation_null_is_exact_under_the_null_and_finds_a_signal():
     assert (nulls <= 0.05).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
     assert abs(nulls.mean() - 0.525) < 4 * math.sqrt(1 / 12 / 100)
     assert p_value(2.0, 0) == 0.05
+
+
+def test_measuring_scores_that_are_there_gives_the_same_means():
+    matrix = study(3, "paired", 10, 120)
+    groups = {"all": np.ones(120, dtype=bool), "few": np.arange(120) < 30}
+    full = evaluate(matrix, lira_attack(), groups, alphas=(0.05, 0.1), replicates=False)
+    attacked = lira(matrix)
+    again = measure(attacked, groups, (0.05, 0.1))
+    np.testing.assert_array_equal(again.targets_TGK, full.targets_TGK)
+    assert not again.interval("all", "auc").given
+    own = {name: np.tile(mask, (10, 1)) for name, mask in groups.items()}
+    own["few"][4] = False
+    by_target = measure(attacked, own, (0.05, 0.1))
+    assert np.isnan(by_target.targets_TGK[4, 1]).all()
+    full.targets_TGK[4, 1] = np.nan
+    np.testing.assert_array_equal(by_target.targets_TGK, full.targets_TGK)

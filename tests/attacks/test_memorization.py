@@ -5,16 +5,19 @@ import math
 import numpy as np
 import oracles
 import pytest
-from designs import bernoulli, paired, study
+from designs import DESIGNS, bernoulli, paired, study
 
 from attacks import memorization as module
+from attacks.exclusion import plan_exclusion
 from attacks.memorization import (
     exposure,
     influence,
     memorization,
+    memorization_without,
     vulnerability,
     vulnerability_stability,
 )
+from attacks.metrics import auc, deciles
 from attacks.types import ScoreMatrix
 
 
@@ -113,3 +116,46 @@ def test_bad_correctness_is_refused():
         memorization(np.zeros((2, 4)), keep)
     with pytest.raises(ValueError, match="disagree in shape"):
         memorization(np.zeros((3, 5)), keep)
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_memorization_without_a_target_is_a_loop_over_the_models_that_stay(design):
+    matrix = study(5, design, 10, 40)
+    correct = np.random.default_rng(0).random((10, 40)) < 0.5
+    plan = plan_exclusion(matrix.keep_MN, matrix.design)
+    models = [m for m in range(10) if m != 3]
+    got = memorization_without(correct, matrix.keep_MN, [0, 7], models=models, plan=plan)
+    alive = np.isin(np.arange(10), models)
+    for row, target in zip(got, (0, 7), strict=True):
+        companion = plan.companions(target, alive)
+        n_in, n_out = plan.counts(target, alive)
+        for n in range(40):
+            stay = [m for m in models if m not in (target, companion[n])]
+            inside = [correct[m, n] for m in stay if matrix.keep_MN[m, n]]
+            outside = [correct[m, n] for m in stay if not matrix.keep_MN[m, n]]
+            assert (n_in[n], n_out[n]) == (len(inside), len(outside))
+            if inside and outside:
+                assert row[n] == pytest.approx(np.mean(inside) - np.mean(outside))
+            else:
+                assert np.isnan(row[n])
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_deciles_of_memorization_leak_nothing_only_without_the_target(design):
+    """Where nothing leaks, the top tenth by everybody's memorization looks as if it did."""
+    honest, naive = [], []
+    for seed in range(60):
+        matrix = study(seed, design, 8, 200, gap=0.0)
+        phi = matrix.scores_MNQ[:, :, 0]
+        correct = phi > np.median(phi, axis=0)
+        everybody = deciles(memorization(correct, matrix.keep_MN).score_N)["decile_10"]
+        apart = memorization_without(correct, matrix.keep_MN, np.arange(8))
+        for t in range(8):
+            own = deciles(apart[t])["decile_10"]
+            for group, values in ((everybody, naive), (own, honest)):
+                if group.any():
+                    values.append(auc(phi[t, group], matrix.keep_MN[t, group]))
+    honest, naive = np.array(honest), np.array(naive)
+    honest, naive = honest[~np.isnan(honest)], naive[~np.isnan(naive)]
+    assert abs(honest.mean() - 0.5) < 3 * honest.std() / np.sqrt(honest.size)
+    assert naive.mean() > 0.6

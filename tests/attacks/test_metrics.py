@@ -13,6 +13,7 @@ from attacks.lira import lira
 from attacks.metrics import (
     advantage,
     auc,
+    auc_and_tpr,
     balanced_accuracy,
     by_group,
     deciles,
@@ -169,3 +170,26 @@ def test_deciles_split_the_known_values_by_rank():
     groups = deciles(values, parts=2)
     assert groups["decile_1"].tolist() == [True, False, True, True, False, False]
     assert groups["decile_2"].tolist() == [False, False, False, False, True, True]
+
+
+def test_equal_values_share_a_decile_whatever_their_order():
+    values = np.repeat([0.0, 0.5, 1.0], [70, 20, 10])
+    order = np.random.default_rng(0).permutation(100)
+    groups, shuffled = deciles(values), deciles(values[order])
+    for name, mask in groups.items():
+        assert np.array_equal(mask[order], shuffled[name])
+        assert np.unique(values[mask]).size <= 1
+    assert [int(mask.sum()) for mask in groups.values()] == [0, 0, 0, 70, 0, 0, 0, 20, 0, 10]
+
+
+@pytest.mark.parametrize("levels", [3, 1_000_000])
+def test_one_sort_gives_what_the_plain_functions_give(levels):
+    rng = np.random.default_rng(levels)
+    alphas = (0.003, 0.01, 0.25, 0.5)
+    for size in (1, 7, 400):
+        scores = rng.integers(0, levels, size).astype(float)
+        scores[rng.random(size) < 0.1] = np.nan
+        membership = rng.random(size) < 0.4
+        expected = [auc(scores, membership)]
+        expected += [tpr_at_fpr(scores, membership, alpha).tpr for alpha in alphas]
+        np.testing.assert_array_equal(auc_and_tpr(scores, membership, alphas), expected)
