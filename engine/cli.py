@@ -103,7 +103,7 @@ def attack(
 ) -> None:
     """Attack a run of ours or other people's scores; names MIX/ARM after the path pick cells."""
     from engine.attack import attack as run_attack
-    from engine.attack_table import print_attacked
+    from engine.attack.table import print_attacked
 
     extra = more or []
     cells = [text for text in extra if "=" not in text]

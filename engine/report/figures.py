@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from engine.analysis.findings import GROUPS, CellFindings, Contrast, Curve, Estimate, Findings
+from engine.analysis.findings import (
+    GROUPS,
+    CellFindings,
+    Contrast,
+    Curve,
+    Estimate,
+    Findings,
+    Histogram,
+    Roc,
+)
 from engine.analysis.wording import NAMES, full, percent
 
 ARM_INKS = ("#0072b2", "#d55e00", "#00845a", "#aa3377", "#7a6a00", "#56606b")
@@ -274,15 +283,21 @@ def _roc_of(cell: CellFindings, group: str) -> Any:
 
 
 def _roc_panel(findings: Findings, axis: Axes, name: str, known: Sequence[Any]) -> None:
-    floor = min(curve.floor for _, curve in known)
+    roc_axes(axis, name, [(curve, arm_ink(findings, cell.arm), "-") for cell, curve in known])
+
+
+def roc_axes(
+    axis: Axes, name: str, curves: Sequence[tuple[Roc, str, Any]], bands: bool = True
+) -> None:
+    """One panel of ROC curves, each with its ink and line, on logarithmic axes."""
+    floor = min(curve.floor for curve, _, _ in curves)
     lowest = max(1e-4, 10 ** np.floor(np.log10(floor)))
     axis.plot([lowest, 1], [lowest, 1], color=MUTED, linewidth=1, linestyle=LINES["test"])
-    for cell, curve in known:
-        ink = arm_ink(findings, cell.arm)
+    for curve, ink, line in curves:
         shown = np.isfinite(curve.tpr_A) & (curve.tpr_A > 0)
-        axis.plot(curve.fpr_A[shown], curve.tpr_A[shown], color=ink)
+        axis.plot(curve.fpr_A[shown], curve.tpr_A[shown], color=ink, linestyle=line)
         band = shown & np.isfinite(curve.low_A)
-        if band.any():
+        if bands and band.any():
             low = np.clip(curve.low_A[band], lowest / 10, 1)
             high = np.clip(curve.high_A[band], lowest / 10, 1)
             axis.fill_between(curve.fpr_A[band], low, high, color=ink, alpha=0.16, linewidth=0)
@@ -295,3 +310,14 @@ def _roc_panel(findings: Findings, axis: Axes, name: str, known: Sequence[Any]) 
     axis.set_xticks(ticks, [percent(t) for t in ticks])
     axis.set_yticks(ticks, [percent(t) for t in ticks])
     axis.minorticks_off()
+
+
+def histogram_axes(axis: Axes, name: str, histograms: Sequence[tuple[Histogram, str]]) -> None:
+    """One panel of memorization histograms, each with its ink and its mean."""
+    for histogram, ink in histograms:
+        axis.stairs(histogram.share_B, histogram.edges_B, color=ink, linewidth=1.6)
+        axis.axvline(histogram.mean, color=ink, linewidth=1, linestyle=LINES["test"])
+    title(axis, name)
+    axis.set_xlim(-1.1, 1.1)
+    axis.set_xticks([-1, -0.5, 0, 0.5, 1])
+    axis.set_ylim(bottom=0)

@@ -13,6 +13,7 @@ from engine.report.figures import (
     Drawing,
     arm_entries,
     arm_ink,
+    histogram_axes,
     label_outside,
     legend,
     new_figure,
@@ -108,14 +109,8 @@ def memorization(findings: Findings) -> list[Drawing]:
         return []
     figure, axes = panel_grid(len(panels), 0.85)
     for axis, (name, kind, cells) in zip(axes.flat, panels, strict=False):
-        for cell in cells:
-            histogram, ink = cell.memorization[kind], arm_ink(findings, cell.arm)
-            axis.stairs(histogram.share_B, histogram.edges_B, color=ink, linewidth=1.6)
-            axis.axvline(histogram.mean, color=ink, linewidth=1, linestyle=LINES["test"])
-        title(axis, name)
-        axis.set_xlim(-1.1, 1.1)
-        axis.set_xticks([-1, -0.5, 0, 0.5, 1])
-        axis.set_ylim(bottom=0)
+        shown = [(cell.memorization[kind], arm_ink(findings, cell.arm)) for cell in cells]
+        histogram_axes(axis, name, shown)
     label_outside(axes, len(panels), "memorization score", "share of samples")
     mean = ("mean", {"color": MUTED, "linewidth": 1, "linestyle": LINES["test"]})
     legend(figure, [*arm_entries(findings, findings.arms), mean])

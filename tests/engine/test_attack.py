@@ -15,7 +15,7 @@ from attacks.population import Population
 from attacks.rmia import RmiaParameters, rmia
 from attacks.types import ScoreMatrix
 from engine.attack import attack
-from engine.attack_sources import USES
+from engine.attack.sources import USES
 from engine.store import open_run
 
 POPULATION_FREE = ("loss", "calibrated", "attack_r", "lira_online", "lira_offline")

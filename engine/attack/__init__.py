@@ -22,9 +22,10 @@ from attacks.quantile import QuantileParameters, quantile
 from attacks.rmia import RmiaParameters, rmia
 from attacks.threshold import attack_p, attack_r, calibrated, loss
 from attacks.types import AttackScores, Excluded, Interval, Ints, ScoreMatrix
-from engine import attack_sources, files
+from engine import files
+from engine.attack import sources as attack_sources
 from engine.analysis.scoring import shadow_counts
-from engine.attack_sources import Settings, Source
+from engine.attack.sources import Settings, Source
 
 Row = dict[str, Any]
 Function = Callable[[Source, Settings, Ints, Exclusion], AttackScores]
