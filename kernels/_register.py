@@ -21,7 +21,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,6 +49,58 @@ class Op:
     stacked: Any
     definitions: tuple[Any, Any]
     allocate: Callable[..., tuple[Tensor, ...]] | None = None
+    compute: Callable[..., Any] | None = None
+    shortcut: list[type[torch.autograd.Function]] = field(default_factory=list)
+
+    def __call__(self, *args: Any) -> Any:
+        """The op on one model's tensors, or on a stack's under vmap.
+
+        Directly under one vmap, as in training, it goes past torch's dispatcher, whose layers of
+        Python cost as much as a small network's arithmetic; everything else (compilation, modes,
+        tensor subclasses, nested vmap, no vmap) goes through the registered pair.
+        """
+        level = _only_vmap()
+        if not level or not self.shortcut:
+            return self.single(*args)
+        return self._directly(level, args)
+
+    def _directly(self, level: int, args: tuple[Any, ...]) -> Any:
+        """The stacked op, called with the vmap level popped as its vmap rule would be."""
+        pairs = [_unwrap(a, level) if isinstance(a, Tensor) else (a, None) for a in args]
+        models = 0
+        for value, dim in pairs:
+            if isinstance(value, Tensor):
+                if type(value) not in _PLAIN:
+                    return self.single(*args)
+                if dim is not None:
+                    models = value.shape[dim]
+        if not models:
+            return self.single(*args)
+        lifted = [_lift(value, dim, models) for value, dim in pairs]
+        saved = torch._C._functorch.pop_dynamic_layer_stack()
+        try:
+            out = super(torch.autograd.Function, self.shortcut[0]).apply(*lifted)  # type: ignore[misc]
+        finally:
+            torch._C._functorch.push_dynamic_layer_stack(saved)
+        add = torch._C._functorch._add_batch_dim
+        if isinstance(out, tuple):
+            return tuple(add(o, 0, level) for o in out)
+        return add(out, 0, level)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_unwrap = torch._C._functorch._unwrap_batched
+
+
+def _only_vmap() -> int:
+    """The level of the one vmap that runs, where eager autograd alone looks on; else 0."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return 0
+    stack = torch._C._functorch.get_interpreter_stack()
+    if stack is None or len(stack) != 1:
+        return 0
+    only = stack[0]
+    return only.level() if only.key() == torch._C._functorch.TransformType.Vmap else 0
 
 
 def register(
@@ -88,6 +140,7 @@ def register(
         stacked=getattr(namespace, f"{name}_stacked").default,
         definitions=(one, many),
         allocate=allocate,
+        compute=stacked,
     )
     one.register_vmap(_stack_rule(op.stacked))
     many.register_vmap(_fold_rule(op.stacked))
@@ -110,6 +163,33 @@ def differentiate(
             return gradients(ctx, call, *grads)
 
         definition.register_autograd(formula, setup_context=setup)
+    forward.shortcut.append(_shortcut(forward, backward, setup, gradients))
+
+
+def _shortcut(
+    forward: Op,
+    backward: Op,
+    setup: Callable[[Any, tuple[Any, ...], Any], None],
+    gradients: Callable[..., tuple[Any, ...]],
+) -> type[torch.autograd.Function]:
+    """The stacked op and its formula as a plain autograd function."""
+    if forward.compute is None or backward.compute is None:
+        raise ValueError(f"{forward.name} and {backward.name} must be registered pairs")
+    compute, transpose = forward.compute, backward.compute
+
+    class Shortcut(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            out = compute(*args)
+            setup(ctx, args, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            call = backward.stacked if torch.is_grad_enabled() else transpose
+            return gradients(ctx, call, *grads)
+
+    return Shortcut
 
 
 def _alone(stacked: Callable[..., Any]) -> Callable[..., Any]:

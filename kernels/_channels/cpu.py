@@ -255,3 +255,22 @@ def reduced(grad, y, x, mean_C, samples, last, relu, keep, masked, total_1_C, to
         elif keep:
             masked[a:b] = slope
         products(slope, x[a:b], mean_C, last, total_1_C, total_2_C)
+
+
+@kernel
+def summed(grad, y, samples, last, relu, keep, masked, total_C):
+    """Sums of the masked gradient alone; `keep`: write it to masked."""
+    channels = total_C.size
+    sample = grad.size // max(1, samples)
+    block = max(1, BLOCK // max(1, sample)) if last else 1
+    scratch = np.empty(block * sample if relu and not keep else 0, np.float32)
+    for first in range(0, samples, block):
+        a, b = first * sample, min(first + block, samples) * sample
+        slope = grad[a:b]
+        if relu:
+            masked_here = masked[a:b] if keep else scratch[: b - a]
+            mask(grad[a:b], y[a:b], masked_here)
+            slope = masked_here
+        elif keep:
+            masked[a:b] = slope
+        sums(slope, channels, last, total_C)

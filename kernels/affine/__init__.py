@@ -62,9 +62,23 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gradients(ctx: Any, call: Any, grad_y: Tensor) -> tuple[Any, ...]:
     x, scale, y = ctx.saved_tensors
     need_x, need_residual = ctx.needs
-    grads = call(grad_y, x, scale, y, need_x, ctx.shift_shape, need_residual)
-    wanted = (need_x, scale is not None, ctx.shift_shape is not None, need_residual)
-    return (*(g if want else None for g, want in zip(grads, wanted, strict=True)), None)
+    shifted = ctx.shift_shape is not None
+    if scale is not None:
+        grads = call(grad_y, x, scale, y, need_x, ctx.shift_shape, need_residual)
+        wanted = (need_x, True, shifted, need_residual)
+        return (*(g if want else None for g, want in zip(grads, wanted, strict=True)), None)
+    masked, grad_shift = grad_y, None  # without a scale x and residual have one gradient
+    if shifted or y is not None:
+        cut = y is not None and (need_x or need_residual)
+        _, _, grad_shift, behind = call(grad_y, None, None, y, False, ctx.shift_shape, cut)
+        masked = behind if cut else grad_y
+    return (
+        masked if need_x else None,
+        None,
+        grad_shift if shifted else None,
+        masked if need_residual else None,
+        None,
+    )
 
 
 differentiate(_forward, _backward, setup=_setup, gradients=_gradients)
@@ -90,7 +104,7 @@ def affine(
     if x.dim() != 4:
         raise ValueError(f"affine got x {tuple(x.shape)}: expected (N, C, H, W)")
     refuse_functional_grad()
-    y: Tensor = _forward.single(x, scale, shift, residual, relu)
+    y: Tensor = _forward(x, scale, shift, residual, relu)
     return y
 
 

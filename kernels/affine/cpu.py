@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels._channels import constants, flat, flat_or
 from kernels._channels import cpu as channels
-from kernels._channels.cpu import mapped, mask, reduced, sloped
+from kernels._channels.cpu import mapped, mask, reduced, sloped, summed
 from kernels._compiled.cpu import compiler
 from kernels._layout import as_activation, channels_last
 
@@ -109,19 +109,21 @@ def affine_backward_stack(
         x = x_all[m * x_pitch : m * x_pitch + count]
         y = y_all[m * y_pitch : m * y_pitch + count]
         grad = grad_all[m * grad_pitch : m * grad_pitch + count]
-        if keep:
-            rest = rest_all[m * rest_pitch : m * rest_pitch + count]
-            if relu:
-                mask(grad, y, rest)
-            else:
-                rest[:] = grad
-            grad = rest
+        rest = rest_all[m * rest_pitch : m * rest_pitch + count]
         if sums_too:
             total_1, total_2 = np.zeros(channels), np.zeros(channels)
-            reduced(grad, y, x, zero_C, samples, last, relu and not keep, False, grad, total_1,
-                    total_2)  # fmt: skip
+            if scaled:
+                reduced(grad, y, x, zero_C, samples, last, relu, keep, rest, total_1, total_2)
+            else:
+                summed(grad, y, samples, last, relu, keep, rest, total_1)
             both_2MC[0, m], both_2MC[1, m] = total_2, total_1
             whole_2M[0, m], whole_2M[1, m] = total_2.sum(), total_1.sum()
+        elif keep and relu:
+            mask(grad, y, rest)
+        elif keep:
+            rest[:] = grad
+        if keep:
+            grad = rest
         if need_x:
             dx = dx_all[m * dx_pitch : m * dx_pitch + count]
             if scaled:

@@ -166,7 +166,7 @@ def batch_norm(
         x = x[:, :, None, None]
         residual = None if residual is None else residual[:, :, None, None]
     form = penalty or PenaltyForm(form="square")
-    y, mean_C, var_C, value = _forward.single(
+    y, mean_C, var_C, value = _forward(
         x,
         weight,
         bias,

@@ -87,5 +87,5 @@ def conv2d(
             "expected (N, C, H, W) and (O, C, kh, kw)"
         )
     refuse_functional_grad()
-    y: Tensor = _forward.single(x, weight, bias, stride, padding)
+    y: Tensor = _forward(x, weight, bias, stride, padding)
     return y

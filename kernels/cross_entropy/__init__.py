@@ -49,7 +49,7 @@ def cross_entropy(logits_NK: Tensor, labels_N: Tensor) -> Tensor:
     """
     _check(logits_NK, labels_N)
     refuse_functional_grad()
-    loss_N: Tensor = _forward.single(logits_NK, labels_N)
+    loss_N: Tensor = _forward(logits_NK, labels_N)
     return loss_N
 
 
@@ -103,7 +103,7 @@ def cross_entropy_phi(logits_NK: Tensor, labels_N: Tensor) -> tuple[Tensor, Tens
     """
     _check(logits_NK, labels_N)
     refuse_functional_grad()
-    loss_N, phi_N, _ = _forward_phi.single(logits_NK, labels_N)
+    loss_N, phi_N, _ = _forward_phi(logits_NK, labels_N)
     return loss_N, phi_N
 
 

@@ -115,14 +115,14 @@ def conv2d(
             f"grad_norm.conv2d got weight {tuple(weight.shape)}: expected (O, C, k, k)"
         )
     refuse_functional_grad()
-    y: Tensor = _conv.single(x, weight, bias, probe_B, stride, padding)
+    y: Tensor = _conv(x, weight, bias, probe_B, stride, padding)
     return y
 
 
 def linear(x_NF: Tensor, weight_OF: Tensor, bias_O: Tensor | None, probe_B: Tensor) -> Tensor:
     """`kernels.linear` whose backward pass adds norm²_n to the probe."""
     refuse_functional_grad()
-    y: Tensor = _linear.single(x_NF, weight_OF, bias_O, probe_B)
+    y: Tensor = _linear(x_NF, weight_OF, bias_O, probe_B)
     return y
 
 

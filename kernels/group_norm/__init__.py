@@ -91,5 +91,5 @@ def group_norm(
             "a multiple of the groups"
         )
     refuse_functional_grad()
-    y: Tensor = _forward.single(x, weight, bias, residual, groups, eps, relu)[0]
+    y: Tensor = _forward(x, weight, bias, residual, groups, eps, relu)[0]
     return y

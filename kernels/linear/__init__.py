@@ -63,5 +63,5 @@ def linear(x_NF: Tensor, weight_OF: Tensor, bias_O: Tensor | None = None) -> Ten
             "expected (N, F) and (O, F)"
         )
     refuse_functional_grad()
-    y: Tensor = _forward.single(x_NF, weight_OF, bias_O)
+    y: Tensor = _forward(x_NF, weight_OF, bias_O)
     return y

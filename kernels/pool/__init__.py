@@ -120,7 +120,7 @@ def max_pool(x: Tensor, size: int = 2) -> Tensor:
     Raises ValueError where the window does not fit.
     """
     _check("max_pool", x, size)
-    y: Tensor = _max.single(x, size)[0]
+    y: Tensor = _max(x, size)[0]
     return y
 
 
@@ -130,12 +130,12 @@ def avg_pool(x: Tensor, size: int = 2) -> Tensor:
     Raises ValueError where the window does not fit.
     """
     _check("avg_pool", x, size)
-    y: Tensor = _avg.single(x, size)
+    y: Tensor = _avg(x, size)
     return y
 
 
 def global_avg_pool(x: Tensor) -> Tensor:
     """The mean over the image: (N, C, H, W) to (N, C)."""
     _check("global_avg_pool", x, 1)
-    y: Tensor = _global.single(x)
+    y: Tensor = _global(x)
     return y

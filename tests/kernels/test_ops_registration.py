@@ -76,6 +76,30 @@ def test_every_registered_op_is_checked():
     assert pairs == seen
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_past_the_dispatcher_is_the_same_to_the_bit(case, monkeypatch):
+    inputs = case.inputs(torch.float32, 0, models=3)
+    with Recorder() as recorder:
+        registered = outputs_and_grads(case.ours, inputs, stack=True)
+    assert recorder.calls, "a mode sees the registered ops"
+    for op in _register._ops.values():
+        if op.single is not None:
+            monkeypatch.setitem(op.__dict__, "single", None)
+            monkeypatch.setitem(op.__dict__, "stacked", None)
+    direct = outputs_and_grads(case.ours, inputs, stack=True)
+    assert direct.keys() == registered.keys()
+    for name, value in direct.items():
+        assert torch.equal(value, registered[name]), name
+
+
+def test_backward_twice_is_refused_past_the_dispatcher_too():
+    x = torch.ones(2, 3, 4, 5, 5, requires_grad=True)
+    y = torch.func.vmap(kernels.global_avg_pool)(x)
+    (grad,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        grad.sum().backward()
+
+
 def test_opcheck_of_augment():
     images = torch.randint(256, (3, 5, 6, 7, 1), dtype=torch.uint8)
     index, key = torch.randint(5, (3, 4)), torch.arange(3)
