@@ -205,6 +205,8 @@ class _Session:
             if results is not None and self._ledger.succeeded(number, time.monotonic()):
                 nbytes = sum(a.nbytes for r in results for a in r.arrays.values())
                 self._result_bytes = max(self._result_bytes, nbytes)
+                for twin in self._ledger.needless():
+                    self._cancel(twin)
                 yield origin, results
             del reference, results
 

@@ -148,6 +148,17 @@ class Ledger:
             )
         return True
 
+    def needless(self) -> list[int]:
+        """Attempts, named once, at shards whose result is here: a silent worker's came first."""
+        found = [
+            number
+            for number, attempt in self.attempts.items()
+            if attempt.shard.state == "done" and not attempt.abandoned
+        ]
+        for number in found:
+            self.attempts[number].abandoned = True
+        return found
+
     def lost(self, number: int, reason: str) -> None:
         """The worker, its node or its result is gone: train the shard again, a few times."""
         shard = self._close(number, reason)

@@ -89,6 +89,23 @@ def test_the_first_valid_result_wins_and_the_second_is_dropped():
     assert (book.snapshot().done, book.snapshot().models_done) == (1, 1)
 
 
+def test_a_second_training_is_needless_once_the_first_has_delivered_after_all():
+    book = ledger(1, 1)
+    first, _ = book.take(0.0)
+    book.hear({first: sign()}, 0.0)
+    book.abandon(first, "silent")
+    second, _ = book.take(1.0)
+    other, _ = book.take(1.0)
+    assert book.needless() == []
+    book.succeeded(first, 2.0)
+    assert book.needless() == [second]
+    assert book.needless() == []
+    book.lost(second, "cancelled")
+    assert book.take(3.0) is None
+    assert book.succeeded(other, 4.0)
+    assert not book.unfinished
+
+
 def test_the_death_of_an_abandoned_attempt_changes_nothing():
     book = ledger(1)
     first, _ = book.take(0.0)
