@@ -1,5 +1,6 @@
 """A study on a Ray of our own or on several nodes, with everything noted; see scenarios.py."""
 
+import collections
 import contextlib
 import os
 import secrets
@@ -8,19 +9,28 @@ import threading
 import time
 from pathlib import Path
 
-from fake import FakeTrain
+from fake import FakeTrain, Marked
 
 from engine import manifest, store
 from engine.executors import ray_cluster, ray_place
 from engine.executors.base import Job, Watch
 from engine.executors.ray import RayExecutor
-from engine.executors.ray_ledger import Policy
+from engine.executors.ray_ledger import Policy, describe
 from engine.executors.ray_worker import TrainStack
 from engine.plan import stacks
 from engine.prepare import prepare
 from engine.studyfile import load_study
 
-TINY = ["data.limit=240", "models=8", "train.epochs=3", "train.batch=32"]
+TINY = [
+    "data.limit=240",
+    "data.loader=resident",
+    "models=8",
+    "train.epochs=3",
+    "train.batch=32",
+]
+
+REAL = ["train.epochs=20"]
+"""For real training: long enough to be struck."""
 
 
 class Drive:
@@ -52,12 +62,14 @@ class Drive:
         self.stored = 0
         self.on_stored = lambda count: None
         self._fault_at: float | None = None
+        self._noticed: float | None = None
         self._recovered: float | None = None
 
     def train(self, ray, train, policy: Policy | None = None) -> dict:
         """Train what is missing; returns the facts."""
         if train == "real":
-            train = TrainStack(numerics=ray_place.survey(ray, "cpu").numerics)
+            proper = TrainStack(numerics=ray_place.survey(ray, "cpu").numerics)
+            train = Marked(marks=str(self.marks), train=proper)
         watch = Watch(say=self._say, figures=self._figures)
         failure, self._start = None, time.monotonic()
         executor = RayExecutor(ray, train, watch, policy=policy)
@@ -69,24 +81,33 @@ class Drive:
             "failure": failure,
             "seconds": time.monotonic() - self._start,
             "said": self.said,
-            "recovery": self._recovered,
+            "noticed": self._noticed,
+            "recovered": self._recovered,
             "trainings": len(list(self.marks.iterdir())),
+            "models": len(self.run.refs()),
+            "again": self.again(),
             "stacks": len(self.stacks),
             **{name: self.figures[name] for name in ("done", "failed", "retrained", "models_done")},
         }
 
     def fault(self) -> None:
-        """The fault happens now: time until a shard lost by it is stored counts from here."""
+        """The fault happens now: the time until it is noticed and made good counts from here."""
         self._fault_at = time.monotonic()
+
+    def again(self) -> int:
+        """Trainings of models beyond the first of each, in this folder so far."""
+        names = [path.name.split(".")[0].split("-") for path in self.marks.iterdir()]
+        starts = collections.Counter((mix, arm, m) for mix, arm, *ids in names for m in ids)
+        return sum(starts.values()) - len(starts)
 
     def _say(self, sentence: str) -> None:
         self.said.append(sentence)
+        if self._fault_at and self._noticed is None:
+            self._noticed = time.monotonic() - self._fault_at
         print(f"{time.monotonic() - self._start:.1f} {sentence}", file=sys.stderr, flush=True)
 
     def _figures(self, figures) -> None:
         self.figures = dict(figures)
-        if self._fault_at and self._recovered is None and self.figures["retrained"]:
-            self._recovered = time.monotonic() - self._fault_at
 
     def busy(self, node, age: float) -> bool:
         """Whether a shard began on this node less than `age` seconds ago."""
@@ -122,6 +143,9 @@ class Drive:
 
     def _store(self, results) -> None:
         store.write_results(self.run, results)
+        lost = describe(tuple(result.ref for result in results))
+        if self._fault_at and any(sentence.startswith(f"{lost}:") for sentence in self.said):
+            self._recovered = time.monotonic() - self._fault_at
         self.stored += 1
         self.on_stored(self.stored)
 

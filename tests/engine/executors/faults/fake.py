@@ -9,8 +9,28 @@ from pathlib import Path
 import numpy as np
 
 from engine.executors.base import Job, Stack
-from engine.executors.ray_worker import WrongMachine
+from engine.executors.ray_worker import Train, WrongMachine
 from engine.plan import ModelRef, ModelResult
+
+
+def mark(marks: str, stack: Stack) -> int:
+    """Leave a file that says: this stack is trained from now on; how often it was before."""
+    name = f"{stack[0].mix}-{stack[0].arm}-" + "-".join(str(ref.model_id) for ref in stack)
+    before = len(list(Path(marks).glob(f"{name}.*")))
+    (Path(marks) / f"{name}.{time.time_ns()}.{os.getpid()}").touch()
+    return before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked:
+    """Real training that leaves marks as well."""
+
+    marks: str
+    train: Train
+
+    def __call__(self, job: Job, stack: Stack, on_epoch) -> list[ModelResult]:
+        mark(self.marks, stack)
+        return self.train(job, stack, on_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +55,14 @@ class FakeTrain:
 
     def __call__(self, job: Job, stack: Stack, on_epoch) -> list[ModelResult]:
         ids = [ref.model_id for ref in stack]
-        name = f"{stack[0].mix}-{stack[0].arm}-" + "-".join(map(str, ids))
-        starts = len(list(Path(self.marks).glob(f"{name}.*")))
-        (Path(self.marks) / f"{name}.{time.time_ns()}.{os.getpid()}").touch()
+        before = mark(self.marks, stack)
         if len(stack) > self.most:
             raise MemoryError("pretended")
         if self.raises in ids:
             raise ValueError(f"model {self.raises} cannot be trained")
         if self.refuses:
             raise WrongMachine("isa is AVX2, the study has AVX512")
-        if self.freezes in ids and not starts:
+        if self.freezes in ids and not before:
             os.kill(os.getpid(), signal.SIGSTOP)
         epochs = job.study.train.epochs
         for done in range(epochs):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from drive import Drive
+from drive import REAL, Drive
 from fake import FakeTrain
 
 from engine import store
@@ -63,7 +63,7 @@ def pretended(folder: Path, **how) -> dict[str, str]:
 
 def real(folder: Path) -> dict[str, str]:
     """What an undisturbed run leaves, trained in this process in stacks of another size."""
-    drive = Drive(folder, size=4)
+    drive = Drive(folder, *REAL, size=4)
     for stack in drive.stacks:
         store.write_results(drive.run, timed_run(drive.job, stack, lambda done: None))
     return contents(drive.run)

@@ -17,33 +17,39 @@ import time
 import urllib.request
 from pathlib import Path
 
-from drive import Drive, after, fake, local, nodes, processes_of, trainers
+from drive import REAL, Drive, after, fake, local, nodes, processes_of, trainers
 
 from engine.executors.ray_ledger import Policy
 
 IMPATIENT = Policy(silence=12.0)
 
 
+def longer(train):
+    """Overrides that make a stack of real training take a second or two."""
+    return REAL if train else []
+
+
 def plain(folder, train):
     """Nothing happens."""
-    drive = Drive(folder)
+    drive = Drive(folder, *longer(train))
     with local() as ray:
         return drive.train(ray, train or fake(drive, seconds=0.2))
 
 
 def two_nodes(folder, train):
     """Nothing happens, on two nodes."""
-    drive = Drive(folder)
+    drive = Drive(folder, *longer(train))
     with nodes() as (ray, _, _):
         return drive.train(ray, train or fake(drive, seconds=0.2))
 
 
 def kill_worker(folder, train):
     """SIGKILL one training worker at a random moment after the second stack."""
-    drive = Drive(folder)
+    drive = Drive(folder, *longer(train))
     wait = random.Random(str(folder)).uniform(0, 1.0)
 
     def kill() -> None:
+        drive.fault()
         os.kill(random.choice(drive.workers() or trainers(drive)), signal.SIGKILL)
 
     drive.on_stored = lambda count: after(wait, kill) if count == 2 else None
@@ -82,7 +88,7 @@ def kill_workers(folder, train):
             wait = chance.uniform(0, 2.0)
             drive.on_stored = lambda n, wait=wait, kill=kill: after(wait, kill) if n == 2 else None
             runs.append(drive.train(ray, train or fake(drive)))
-    together = ("trainings", "stacks", "models_done", "retrained")
+    together = ("trainings", "stacks", "models", "again", "models_done", "retrained")
     sums = {name: sum(run[name] for run in runs) for name in together}
     return {**runs[0], **sums, "failure": [r["failure"] for r in runs if r["failure"]] or None}
 
@@ -101,10 +107,10 @@ def remove_node(folder, train):
         return drive.train(ray, train or fake(drive), IMPATIENT)
 
 
-def strike(folder, train, fault):
-    """Something happens to a node while it trains."""
-    drive = Drive(folder)
-    with nodes() as (ray, _, others):
+def strike(folder, train, fault, seconds=2.0, **head):
+    """Something happens to a node while it trains a shard of `seconds`."""
+    drive = Drive(folder, *longer(train), size=4)
+    with nodes(**head) as (ray, _, others):
         struck = []
 
         def wait_and_strike() -> None:
@@ -115,7 +121,7 @@ def strike(folder, train, fault):
 
         drive.on_stored = lambda count: after(0.0, wait_and_strike) if count == 1 else None
         try:
-            return drive.train(ray, train or fake(drive, seconds=2.0), IMPATIENT)
+            return drive.train(ray, train or fake(drive, seconds=seconds), IMPATIENT)
         finally:
             for pid in struck:
                 with contextlib.suppress(ProcessLookupError):
@@ -128,8 +134,13 @@ def kill_node(folder, train):
 
 
 def kill_raylet(folder, train):
-    """SIGKILL to a node's raylet alone: its worker lives on as an orphan for a while."""
-    return strike(folder, train, lambda pids: [os.kill(pids[0], signal.SIGKILL)][:0])
+    """SIGKILL to a node's raylet alone: its worker lives on as an orphan and may still deliver.
+
+    The head looks for dead nodes more often than by default, so that a shard need not be long.
+    """
+    often = {"health_check_period_ms": 1000, "health_check_failure_threshold": 2}
+    kill = lambda pids: [os.kill(pids[0], signal.SIGKILL)][:0]  # noqa: E731
+    return strike(folder, train, kill, seconds=8.0, _system_config=often)
 
 
 def freeze_node(folder, train):
@@ -154,9 +165,13 @@ def join_node(folder, train):
     """A second node joins while the first one trains."""
     drive = Drive(folder)
     with nodes(1) as (ray, cluster, _):
-        join = {"num_cpus": 1, "node_ip_address": "127.0.0.1"}
-        drive.on_stored = lambda n: after(0.0, lambda: cluster.add_node(**join)) if n == 1 else None
-        facts = drive.train(ray, train or fake(drive, seconds=5.0))
+
+        def join(count: int) -> None:
+            if count == 1:  # here, not in a thread: starting a node sets a signal handler
+                cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+
+        drive.on_stored = join
+        facts = drive.train(ray, train or fake(drive, seconds=3.0))
         return {**facts, "workers": len(drive.figures["speeds"])}
 
 
