@@ -96,8 +96,11 @@ def attack(
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the attacks; repeatable."),
     ] = None,
     targets: Annotated[str, typer.Option(help="all, last, or numbers joined by commas.")] = "all",
+    groups: Annotated[
+        str, typer.Option(help="Groups of samples: kind, class, decile (of memorization).")
+    ] = "kind",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for attacks.parquet and scores.npz.")
+        Path | None, typer.Option(help="A new folder for tables, scores and figures.")
     ] = None,
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
 ) -> None:
@@ -108,7 +111,9 @@ def attack(
     extra = more or []
     cells = [text for text in extra if "=" not in text]
     chosen = [*(settings or []), *(text for text in extra if "=" in text)]
-    found = run_attack(path, names, settings=chosen, targets=targets, cells=cells, out=out)
+    found = run_attack(
+        path, names, settings=chosen, targets=targets, cells=cells, groups=groups, out=out
+    )
     print_attacked(found, _console())
 
 

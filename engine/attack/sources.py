@@ -1,117 +1,66 @@
-"""What to attack and how: attacks by name, settings from key=value, sources from files.
+"""What to attack: score matrices from a run of ours or from other people's files.
 
 M models, N samples. A source is one score matrix: a (mix, arm) of a run of ours, or what
 `attacks.interop` finds in other people's files.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from attacks import interop
 from attacks.population import Population
 from attacks.types import Bools, Ints, ScoreMatrix
-from engine.analysis.measures import diverged, sample_groups
+from engine.analysis.measures import diverged
+from engine.attack.settings import Settings
 from engine.store import open_run
-from engine.study import unknown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything `--set` may say; each attack takes what it uses."""
-
-    variance: str = "pooled"
-    centre: str = "mean"
-    shrinkage: float = 8.0
-    gamma: float = 2.0
-    a: float | Literal["tuned"] = 0.3
-    references: int = 0
-    alpha: float = 0.05
-    regressor: str = "boosting"
-    seed: int = 0
-    fpr: tuple[float, ...] = (0.001, 0.01)
-    level: float = 0.95
-    layout: str = "auto"
-    design: str = "auto"
-    query_mode: str = ""
-
-
-_LIRA, _RMIA = ("variance", "centre", "shrinkage"), ("gamma", "references")
-USES: Mapping[str, tuple[str, ...]] = {
-    "loss": (),
-    "calibrated": (),
-    "attack_p": (),
-    "attack_r": (),
-    "lira_online": _LIRA,
-    "lira_offline": _LIRA,
-    "rmia_online": _RMIA,
-    "rmia_offline": (*_RMIA, "a"),
-    "quantile": ("alpha", "regressor", "seed"),
-}
-"""The attacks by name, and the settings of their own."""
-_COMMON = ("fpr", "level", "layout", "design", "query_mode")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One score matrix to attack; models: those that count (others diverged)."""
+    """One score matrix to attack; models: those that count (others diverged).
+
+    labels_N (trained on), kind_N (0 clean, 1 flipped, 2 ood) and correct_MN where they are known.
+    """
 
     name: str
     matrix: ScoreMatrix
     numbers_M: Ints
     models: Ints
-    groups: Mapping[str, Bools]
-    population: Population | None
-    query_mode: str
+    population: Population | None = None
+    query_mode: str = "unknown"
+    labels_N: npt.NDArray[Any] | None = None
+    kind_N: npt.NDArray[Any] | None = None
+    correct_MN: Bools | None = None
 
+    @property
+    def mix(self) -> str:
+        """The part of the name before its last slash; "" where there is none."""
+        return self.name.rpartition("/")[0]
 
-def names(given: Sequence[str]) -> list[str]:
-    """Attacks by name, each once. Raises ValueError for one that does not exist."""
-    chosen = [part.strip() for name in given for part in name.split(",") if part.strip()]
-    if not chosen:
-        raise ValueError(f"name an attack: known are {', '.join(USES)}")
-    for name in chosen:
-        if name not in USES:
-            raise ValueError(unknown("attack", name, tuple(USES)))
-    return list(dict.fromkeys(chosen))
+    @property
+    def arm(self) -> str:
+        """The part of the name after its last slash."""
+        return self.name.rpartition("/")[2]
 
-
-def settings(texts: Sequence[str], attacks: Sequence[str]) -> Settings:
-    """Settings from "key=value" texts; a key that no attack here uses is an error."""
-    used = {*_COMMON, *(key for name in attacks for key in USES[name])}
-    known = {field.name: field for field in dataclasses.fields(Settings)}
-    given: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"--set {text}: expected key=value")
-        if key not in known:
-            raise ValueError(unknown("setting", key, tuple(known)))
-        if key not in used:
-            raise ValueError(f"--set {key} is used by none of {', '.join(attacks)}: leave it out")
-        given[key] = _parsed(key, value, known[key].default)
-    return Settings(**given)
-
-
-def _parsed(key: str, text: str, default: Any) -> object:
-    try:
-        if key == "a" and text == "tuned":
-            return text
-        if isinstance(default, tuple):
-            return tuple(float(part) for part in text.split(","))
-        return type(default)(text)
-    except ValueError:
-        raise ValueError(f"--set {key}={text}: expected a value like {default}") from None
+    @property
+    def alive_M(self) -> Bools:
+        """Which models count."""
+        return np.isin(np.arange(self.matrix.models), self.models)
 
 
 def sources(path: Path, settings: Settings, cells: Sequence[str]) -> list[Source]:
     """The score matrices of a path, all or those named. Raises ValueError for what is not there."""
     ours = (path / "manifest.json").is_file() and (path / "study.toml").is_file()
     if ours and settings.layout == "auto":
+        for key in ("design", "query_mode"):
+            if getattr(settings, key) != getattr(Settings(), key):
+                raise ValueError(f"--set {key} is for other people's scores: {path} says its own")
         return _run_sources(path, cells)
     groups = interop.groups(path, settings.layout)
     found = []
@@ -120,13 +69,15 @@ def sources(path: Path, settings: Settings, cells: Sequence[str]) -> list[Source
         matrix = dataclasses.replace(loaded.matrix, design=cast(Any, settings.design))
         found.append(
             Source(
-                name=group or path.stem,
+                name=group or path.resolve().stem,
                 matrix=matrix,
                 numbers_M=loaded.numbers_M,
                 models=np.arange(matrix.models, dtype=np.int64),
-                groups={"all": np.ones(matrix.samples, dtype=bool)},
                 population=loaded.population,
                 query_mode=settings.query_mode or "unknown",
+                labels_N=loaded.labels_N,
+                kind_N=loaded.kind_N,
+                correct_MN=loaded.correct_MN,
             )
         )
     return found
@@ -145,15 +96,20 @@ def _run_sources(path: Path, cells: Sequence[str]) -> list[Source]:
             design=run.study.membership.design,
         )
         z = cell.arrays["population_phi_ZQ"]
+        models = np.flatnonzero(~diverged(cell))
+        if not models.size:
+            raise ValueError(f"every model of {name} diverged: name other cells after the path")
         found.append(
             Source(
                 name=name,
                 matrix=matrix,
                 numbers_M=np.arange(matrix.models, dtype=np.int64),
-                models=np.flatnonzero(~diverged(cell)),
-                groups=sample_groups(cell.samples.kind_N),
+                models=models,
                 population=Population(scores_MZQ=z) if z.shape[1] else None,
                 query_mode=run.study.query.mode,
+                labels_N=cell.samples.label_N,
+                kind_N=cell.samples.kind_N,
+                correct_MN=cell.arrays["correct_N"].astype(bool),
             )
         )
     return found
@@ -162,8 +118,10 @@ def _run_sources(path: Path, cells: Sequence[str]) -> list[Source]:
 def _chosen(there: Sequence[str], wanted: Sequence[str], path: Path) -> Sequence[str]:
     for name in wanted:
         if name not in there:
+            if list(there) == [""]:
+                raise ValueError(f"{path} holds no '{name}': it is one score matrix, name no cell")
             raise ValueError(f"{path} holds no '{name}': there are {', '.join(there)}")
-    return list(wanted) or list(there)
+    return list(dict.fromkeys(wanted)) or list(there)
 
 
 def targets(source: Source, text: str) -> Ints:
@@ -180,9 +138,11 @@ def targets(source: Source, text: str) -> Ints:
     for number in numbers:
         if number not in row_of:
             raise ValueError(
-                f"--targets: there is no model {number} in {source.name}, numbers run from "
-                f"{source.numbers_M.min()} to {source.numbers_M.max()}"
+                f"--targets: there is no model {number} in {source.name}, models are numbered "
+                f"{interop.brief(sorted(row_of))}"
             )
         if row_of[number] not in source.models:
             raise ValueError(f"--targets: model {number} of {source.name} diverged")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"--targets {text} names a model twice")
     return np.array([row_of[number] for number in numbers], dtype=np.int64)

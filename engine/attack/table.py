@@ -4,37 +4,60 @@ from rich.console import Console
 from rich.table import Table
 
 from attacks.types import Interval
+from engine.analysis.wording import DASH, number, percent
 from engine.attack import Attacked
+from engine.attack.means import Mean, Rate
+from engine.attack.output import names
 
 
 def print_attacked(attacked: Attacked, console: Console) -> None:
-    """Mean AUC over targets with its interval, targets, excluded samples; then what was written."""
+    """Mean AUC and TPR over targets with the AUC's interval; then why not, and what was written."""
     table = Table(box=None, pad_edge=False)
     for name in ("scores", "attack", "samples"):
         table.add_column(name, no_wrap=True)
-    for name in ("AUC", "95 % interval", "targets", "excluded"):
+    first = attacked.means[0]
+    alphas = [rate.alpha for rate in first.rates]
+    rates = [f"TPR at {percent(alpha)}" for alpha in alphas]
+    level = percent(first.interval.level)
+    for name in ("AUC", f"{level} interval", *rates, "targets", "excluded"):
         table.add_column(name, no_wrap=True, justify="right")
     reasons: dict[str, None] = {}
-    for row in attacked.summaries:
-        if row.interval.reason:
-            reasons[row.interval.reason] = None
+    for row in attacked.means:
+        reasons |= dict.fromkeys(_reasons(row))
         table.add_row(
             row.source,
             row.attack,
             row.group,
-            f"{row.auc:.4f}",
+            number(row.auc, 4),
             _interval(row.interval),
+            *(_rate(rate) for rate in row.rates),
             str(row.targets),
             str(row.excluded),
         )
     console.print(table)
     for reason in reasons:
-        console.print(f"– {reason}", highlight=False)
-    for path in attacked.written:
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        console.print(f"{DASH} {reason}", highlight=False)
+    for text in names(attacked.written):
+        console.print(f"wrote {text}", highlight=False, soft_wrap=True)
     if not attacked.written:
         console.print("nothing written: --out DIR keeps rows and scores", highlight=False)
 
 
+def _reasons(row: Mean) -> list[str]:
+    told = [f"no interval: {row.interval.reason}"] if row.interval.reason else []
+    told += [
+        f"TPR at {percent(rate.alpha)} FPR is not given: {rate.refused}"
+        for rate in row.rates
+        if rate.refused
+    ]
+    return told
+
+
 def _interval(interval: Interval) -> str:
-    return f"{interval.low:.4f} to {interval.high:.4f}" if interval.given else "–"
+    if not interval.given:
+        return DASH
+    return f"{number(interval.low, 4)} to {number(interval.high, 4)}"
+
+
+def _rate(rate: Rate) -> str:
+    return DASH if rate.refused else f"{number(100 * rate.tpr, 2)} %"

@@ -143,17 +143,19 @@ def to_svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def legend(figure: Figure, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """One legend in words above the panels."""
+def legend(
+    figure: Figure, entries: Sequence[tuple[str, dict[str, Any]]], beside: bool = False
+) -> None:
+    """One legend in words above the panels, or in one column beside them."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=label, **style) for label, style in entries]
-    rows = -(-len(handles) // LEGEND_COLUMNS)
+    rows = len(handles) if beside else -(-len(handles) // LEGEND_COLUMNS)
     columns = -(-len(handles) // rows)
     by_column = [handle for start in range(columns) for handle in handles[start::columns]]
     figure.legend(
         handles=by_column,
-        loc="outside upper left",
+        loc="outside right center" if beside else "outside upper left",
         ncols=columns,
         frameon=False,
         fontsize=9,
@@ -289,13 +291,18 @@ def _roc_panel(findings: Findings, axis: Axes, name: str, known: Sequence[Any]) 
 def roc_axes(
     axis: Axes, name: str, curves: Sequence[tuple[Roc, str, Any]], bands: bool = True
 ) -> None:
-    """One panel of ROC curves, each with its ink and line, on logarithmic axes."""
+    """One panel of ROC curves, each with its ink and line, on logarithmic axes.
+
+    Without bands later curves are thinner, so that those that coincide show beneath each other.
+    """
     floor = min(curve.floor for curve, _, _ in curves)
     lowest = max(1e-4, 10 ** np.floor(np.log10(floor)))
     axis.plot([lowest, 1], [lowest, 1], color=MUTED, linewidth=1, linestyle=LINES["test"])
-    for curve, ink, line in curves:
+    widths = np.full(len(curves), 1.6) if bands else np.linspace(3.2, 1.2, len(curves))
+    for (curve, ink, line), width in zip(curves, widths.tolist(), strict=True):
         shown = np.isfinite(curve.tpr_A) & (curve.tpr_A > 0)
-        axis.plot(curve.fpr_A[shown], curve.tpr_A[shown], color=ink, linestyle=line)
+        rates = curve.fpr_A[shown], curve.tpr_A[shown]
+        axis.plot(*rates, color=ink, linestyle=line, linewidth=width)
         band = shown & np.isfinite(curve.low_A)
         if bands and band.any():
             low = np.clip(curve.low_A[band], lowest / 10, 1)

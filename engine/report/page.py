@@ -33,12 +33,18 @@ def section(title: str, content: str) -> str:
     return f"<section>\n<h2>{title}</h2>\n{content}\n</section>\n" if content else ""
 
 
+NARROW = 5 * 72
+"""Points; figures up to so wide are not stretched over the page."""
+
+
 def figure(drawing: Drawing) -> str:
     """A figure with its caption; the SVG is in the page."""
+    width = re.search(r'<svg [^>]*?width="([\d.]+)pt"', drawing.svg)
+    small = ' class="small"' if width and float(width.group(1)) <= NARROW else ""
     label = escape(f"{drawing.title}. {drawing.caption}", quote=True)
     svg = themed(drawing).replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     return (
-        f'<figure>\n<div class="scroll">{svg}</div>\n'
+        f'<figure{small}>\n<div class="scroll">{svg}</div>\n'
         f"<figcaption>{escape(drawing.caption)}</figcaption>\n</figure>\n"
     )
 

@@ -1,5 +1,8 @@
 """`engine attack`: every attack by name on runs and on other people's files."""
 
+import dataclasses
+import json
+import re
 import subprocess
 import sys
 
@@ -8,14 +11,17 @@ import pyarrow.parquet
 import pytest
 from synthetic_run import a_study, make_run
 
+from attacks.exclusion import plan_exclusion
 from attacks.export import write_lira, write_npz
 from attacks.interop import Loaded
 from attacks.lira import LiraParameters, lira
+from attacks.memorization import memorization_without
+from attacks.metrics import auc, deciles
 from attacks.population import Population
 from attacks.rmia import RmiaParameters, rmia
 from attacks.types import ScoreMatrix
 from engine.attack import attack
-from engine.attack.sources import USES
+from engine.attack.settings import USES
 from engine.store import open_run
 
 POPULATION_FREE = ("loss", "calibrated", "attack_r", "lira_online", "lira_offline")
@@ -42,8 +48,8 @@ def run(tmp_path_factory):
 def test_every_attack_finds_the_planted_effect_in_a_run(name, run):
     found = attack(run.path, [name], targets="all")
     assert {row["arm"] for row in found.rows} == {"bn", "nobn"}
-    assert {row["group"] for row in found.rows} == {"all", "clean", "outlier"}
-    means = {(s.source, s.group): s for s in found.summaries}
+    assert {row["group"] for row in found.rows} == {"all", "clean", "flipped"}
+    means = {(s.source, s.group): s for s in found.means}
     bn, nobn = means["flip5/bn", "all"], means["flip5/nobn", "all"]
     assert bn.auc > nobn.auc > 0.5
     assert bn.interval.given
@@ -60,14 +66,28 @@ def test_rows_say_what_they_rest_on(run):
     assert [row[f"out_models_{what}"] for what in ("min", "median", "max")] == [3, 3, 3]
     assert row["members"] + row["non_members"] + row["excluded"] == row["samples"] == 200
     assert row["realised_fpr_at_0.1"] <= 0.1
-    outlier = next(r for r in found.rows if r["group"] == "outlier")
+    outlier = next(r for r in found.rows if r["group"] == "flipped")
     assert outlier["tpr_at_0.1_refused"]
-    assert outlier["tpr_at_0.1"] is None
+    assert outlier["tpr_at_0.1"] is outlier["ppv_at_0.1_prior_0.5"] is None
+    assert 0 <= outlier["tpr_at_0.1_at_least"] <= outlier["tpr_at_0.1_at_most"] <= 1
+    assert row["advantage"] == pytest.approx(2 * row["balanced_accuracy"] - 1)
+    tpr, fpr = row["transferred_tpr_at_0.1"], row["transferred_fpr_at_0.1"]
+    assert row["ppv_at_0.1_prior_0.01"] == pytest.approx(0.01 * tpr / (0.01 * tpr + 0.99 * fpr))
 
 
 def test_files_hold_scores_by_attack_and_by_cell(run, tmp_path):
     one = attack(run.path, ["lira_online"], cells=["flip5/nobn"], out=tmp_path / "one")
-    assert [path.name for path in one.written] == ["attacks.parquet", "scores.npz"]
+    assert [path.name for path in one.written] == [
+        "attacks.parquet",
+        "means.json",
+        "scores.npz",
+        "roc_flip5_all.svg",
+        "roc_flip5_clean.svg",
+        "roc_flip5_flipped.svg",
+        "memorization.svg",
+        "attacks.html",
+    ]
+    assert all(path.is_file() for path in one.written)
     cell = open_run(run.path).load("flip5", "nobn")
     matrix = ScoreMatrix(scores_MNQ=cell.arrays["phi_NQ"], keep_MN=cell.keep_MN)
     expected = lira(matrix)
@@ -81,6 +101,11 @@ def test_files_hold_scores_by_attack_and_by_cell(run, tmp_path):
         np.testing.assert_array_equal(stored["lira_online/membership_TN"], cell.keep_MN)
     table = pyarrow.parquet.read_table(tmp_path / "one/attacks.parquet").to_pylist()
     assert table == list(one.rows)
+    before = {path: path.read_bytes() for path in one.written}
+    with pytest.raises(ValueError, match=r"holds attacks\.parquet and means\.json and") as caught:
+        attack(run.path, ["loss"], out=tmp_path / "one")
+    assert str(caught.value).endswith("already: name a new folder")
+    assert {path: path.read_bytes() for path in one.written} == before
     attack(run.path, ["loss"], out=tmp_path / "two")
     with np.load(tmp_path / "two/scores.npz") as stored:
         assert "flip5/bn/loss/scores_TN" in stored.files
@@ -107,11 +132,84 @@ def test_other_peoples_scores_give_the_same_numbers(layout, tmp_path):
         np.testing.assert_array_equal(got["rmia_online"], want.scores_TN)
 
 
+def test_the_page_shows_every_figure_and_loads_nothing(run, tmp_path):
+    found = attack(run.path, ["lira_online,rmia_offline"], out=tmp_path, settings=["fpr=0.1"])
+    page = (tmp_path / "attacks.html").read_text()
+    drawn = [path.stem for path in found.written if path.suffix == ".svg"]
+    assert len(drawn) == 1 + 3 + 1
+    assert page.count("<svg") == len(drawn)
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
+    for words in ("LiRA online", "RMIA offline", "bn", "nobn", "guessing", "jackknife intervals"):
+        assert words in page
+    refusal = "TPR at 10\N{NO-BREAK SPACE}% FPR is not given where there are fewer than 10"
+    assert refusal in page
+    best = max((m for m in found.means if m.group == "all"), key=lambda m: m.auc)
+    assert f"AUC {best.auc:.3f}" in page
+    for mean in found.means:
+        shown = np.isfinite(mean.roc.tpr_A)
+        assert shown.any()
+        assert (mean.roc.fpr_A[shown] >= 1 / mean.non_members).all()
+        assert np.isfinite(mean.roc.low_A[shown]).all()
+
+
+def test_means_are_kept_with_their_intervals(run, tmp_path):
+    found = attack(run.path, ["loss"], out=tmp_path, settings=["fpr=0.001", "level=0.9"])
+    stored = json.loads((tmp_path / "means.json").read_text())
+    for mean, row in zip(found.means, stored, strict=True):
+        assert (row["source"], row["group"], row["auc"]) == (mean.source, mean.group, mean.auc)
+        assert row["interval"]["level"] == 0.9
+        assert row["interval"]["low"] <= row["auc"] <= row["interval"]["high"]
+        assert row["rates"][0]["tpr"] is None
+        assert "fewer than 1,000 non-members" in row["rates"][0]["interval"]["reason"]
+
+
+def test_groups_by_class_and_by_memorization_of_the_other_models(run):
+    found = attack(run.path, ["loss"], cells=["flip5/bn"], groups="class,decile")
+    cell = open_run(run.path).load("flip5", "bn")
+    names = [mean.group for mean in found.means]
+    assert names[0] == "all"
+    assert "clean" not in names
+    classes = [name for name in names if name.startswith("class_")]
+    assert len(classes) == np.unique(cell.samples.label_N).size
+    plan = plan_exclusion(cell.keep_MN)
+    for target in (0, 5):
+        apart = memorization_without(cell.arrays["correct_N"], cell.keep_MN, [target], plan=plan)
+        top = deciles(apart[0])["decile_10"]
+        row = next(r for r in found.rows if (r["target"], r["group"]) == (target, "decile_10"))
+        assert row["samples"] == top.sum()
+        expected = auc(
+            cell.arrays["phi_NQ"][target, top, 0].astype(float), cell.keep_MN[target, top]
+        )
+        assert row["auc"] == pytest.approx(expected)
+    ranked = [mean for mean in found.means if mean.group.startswith("decile_")]
+    assert all("anew for each target" in mean.interval.reason for mean in ranked)
+
+
+def test_groups_of_other_peoples_scores_need_what_they_are_about(tmp_path):
+    loaded = foreign()
+    path = write_npz(tmp_path / "x.npz", loaded)
+    with pytest.raises(ValueError, match="put labels_N into the"):
+        attack(path, ["loss"], groups="class")
+    with pytest.raises(ValueError, match="which predictions are correct"):
+        attack(path, ["loss"], groups="kind,decile")
+    known = dataclasses.replace(
+        loaded,
+        labels_N=np.arange(80) % 2,
+        kind_N=np.arange(80) // 70,
+        correct_MN=loaded.matrix.scores_MNQ[:, :, 0] > 0,
+    )
+    path = write_npz(tmp_path / "y.npz", known)
+    found = attack(path, ["loss"], groups="kind,class,decile", out=tmp_path / "out")
+    names = [mean.group for mean in found.means]
+    assert names[:5] == ["all", "clean", "flipped", "class_0", "class_1"]
+    assert (tmp_path / "out/figures/memorization.svg").is_file()
+
+
 def test_targets_are_numbers_of_models(tmp_path):
     path = write_npz(tmp_path / "x.npz", foreign())
     assert [row["target"] for row in attack(path, ["loss"], targets="last").rows] == [14]
     assert [row["target"] for row in attack(path, ["loss"], targets="5,3").rows] == [5, 3]
-    few = attack(path, ["loss"], targets="5,3").summaries[0]
+    few = attack(path, ["loss"], targets="5,3").means[0]
     assert not few.interval.given
     assert "2 of 12 models were targets" in few.interval.reason
 
@@ -139,7 +237,19 @@ def test_models_that_diverged_are_neither_targets_nor_shadows(tmp_path):
         (["rmia_offline"], {"settings": ["gamma=big"]}, "expected a value like 2.0"),
         (["loss"], {"targets": "first"}, "expected all, last, or numbers"),
         (["loss"], {"targets": "99"}, "there is no model 99"),
-        (["loss"], {"cells": ["clean/x"]}, "holds no 'clean/x'"),
+        (["loss"], {"targets": "3,3"}, "names a model twice"),
+        (["loss"], {"cells": ["clean/x"]}, "holds no 'clean/x': it is one score matrix"),
+        (["loss"], {"groups": "kinds"}, "unknown grouping 'kinds': did you mean 'kind'"),
+        (["loss"], {"groups": ","}, "names nothing: known are kind, class, decile"),
+        (["loss"], {"settings": ["fpr=2"]}, "--set fpr=2: expected rates between 0 and 1"),
+        (["loss"], {"settings": ["fpr=nan"]}, "--set fpr=nan: expected rates between 0 and 1"),
+        (["loss"], {"settings": ["fpr="]}, "expected a value like 0.001,0.01"),
+        (["loss"], {"settings": ["level=95"]}, "--set level=95: expected rates between"),
+        (["loss"], {"settings": ["level=.9", "level=.8"]}, "--set level is given twice"),
+        (["loss"], {"settings": ["design=pairs"]}, "unknown design 'pairs'"),
+        (["loss"], {"settings": ["layout=lyra"]}, "unknown layout 'lyra': did you mean 'lira'"),
+        (["rmia_offline"], {"settings": ["a=2"]}, "--set a=2: expected 0 to 1, or tuned"),
+        (["rmia_online"], {"settings": ["gamma=0"]}, "--set gamma=0.0: expected above 0"),
         (["attack_p"], {}, "attack_p needs scores of samples that no model trained on"),
     ],
 )
