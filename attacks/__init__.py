@@ -10,5 +10,5 @@ code where there is none.
 - `metrics`, `memorization`: ROC, AUC, TPR at FPR, PPV; memorization, influence, exposure
 - `intervals`, `evaluate`: jackknife over models, paired differences, table rows with replicates
 - `audit`: lower bounds on epsilon and mu
-- `interop`, `export`, `files`: other people's layouts
+- `interop`, `npz`, `loaded`, `files`, `export`: other people's layouts
 """

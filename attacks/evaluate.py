@@ -31,6 +31,7 @@ from attacks.types import (
     resolve_targets,
 )
 
+FEWEST_GROUPS = 3
 _TOGETHER = 1 << 18
 
 Attack = Callable[[ScoreMatrix, Ints, Exclusion], AttackScores]
@@ -145,13 +146,16 @@ def evaluate(
     everyone = np.sort(resolve_targets(models, matrix.models))
     full = measure(attack(matrix, everyone, plan), groups, alphas)
     deletions = _merged(_among(plan, everyone), max_groups) if replicates else ()
+    refusal = "" if replicates else "no replicates were asked for"
+    if replicates and len(deletions) < FEWEST_GROUPS:
+        groups_ = f"{len(deletions)} group{'' if len(deletions) == 1 else 's'} of models"
+        deletions, refusal = (), f"{groups_}: three needed"
 
     def replicate(deleted: tuple[int, ...]) -> Floats:
         return measure(
             attack(matrix, np.setdiff1d(everyone, deleted), plan), groups, alphas
         ).value_GK
 
-    refusal = "" if replicates else "no replicates were asked for"
     shape = (len(deletions), len(groups), 1 + len(alphas))
     values = np.full(shape, np.nan)
     try:

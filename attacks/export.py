@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attacks.interop import Loaded, brief
+from attacks.loaded import Loaded, brief
 from attacks.types import require
 
 

@@ -2,6 +2,8 @@
 
 import re
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from attacks.types import Array, Bools, require
 
 def load_npy(path: Path) -> Array:
     """A .npy file, memory-mapped; ValueError in one sentence where it cannot be read."""
+    require(path.is_file(), f"{path} is not there")
     try:
         loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -68,10 +71,21 @@ def latest(folder: Path) -> Path | None:
 
 def open_npz(path: Path) -> Any:
     """An opened .npz file; ValueError in one sentence where it cannot be read."""
+    require(path.is_file(), f"{path} is no file: expected one .npz file")
+    require(zipfile.is_zipfile(path), f"{path} is no readable .npz file: it is no zip archive")
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} is no readable .npz file: {error}") from error
+
+
+def read_member(stored: Any, name: str, path: Path) -> Array:
+    """One array of an opened .npz file; ValueError in one sentence where it cannot be read."""
+    try:
+        array: Array = stored[name]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: {name} is no readable array of numbers ({error})") from error
+    return array
 
 
 def logit(p: Array, source: str) -> Array:

@@ -19,52 +19,26 @@ name has none; a row of an array has its index. Directory order never matters. N
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from attacks.files import as_mask, latest, load_npy, logit, natural_key, numbered, open_npz
+from attacks.files import (
+    as_mask,
+    latest,
+    load_npy,
+    logit,
+    natural_key,
+    numbered,
+    open_npz,
+)
+from attacks.loaded import Loaded, loaded
+from attacks.npz import read_npz
 from attacks.population import Population
 from attacks.statistics import margin_from_logits, phi_from_logits
-from attacks.types import Array, Bools, Ints, ScoreMatrix, choose, require
+from attacks.types import Array, Bools, Ints, choose, require
 
 LABEL_FILES = ("y_train.npy", "labels.npy")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """One score matrix as found on disk; models in ascending order of their numbers.
-
-    numbers_M: what the models are called. Where the files have them: labels_N, a population,
-    correct_MN (whether the model predicts the label; known from logits, of the first query) and
-    kind_N (0 clean, 1 flipped, 2 ood).
-    """
-
-    matrix: ScoreMatrix
-    numbers_M: Ints
-    layout: str
-    labels_N: Ints | None = None
-    population: Population | None = None
-    correct_MN: Bools | None = None
-    kind_N: Array | None = None
-
-    def indices(self, numbers: list[int]) -> list[int]:
-        """Rows of the models with these numbers. Raises ValueError for one that is not there."""
-        known = {int(number): m for m, number in enumerate(self.numbers_M)}
-        for number in numbers:
-            require(
-                number in known,
-                f"there is no model {number}: models are numbered {brief(sorted(known))}",
-            )
-        return [known[number] for number in numbers]
-
-
-def brief(numbers: list[int]) -> str:
-    """Model numbers as a short text."""
-    if len(numbers) > 8 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
 def _labels(root: Path) -> Ints | None:
@@ -192,29 +166,7 @@ def _read_folders(root: Path, layout: str) -> Loaded:
             stacklevel=2,
         )
         keep = keep[:, : scores.shape[1]]
-    return _loaded(scores, keep, list(numbers.values()), layout, labels, correct=correct)
-
-
-def _loaded(
-    scores: Array,
-    keep: Bools,
-    numbers: list[int],
-    layout: str,
-    labels: Array | None = None,
-    population: Population | None = None,
-    correct: Bools | None = None,
-    kind: Array | None = None,
-) -> Loaded:
-    known = None if labels is None else np.asarray(labels).ravel()[: scores.shape[1]]
-    return Loaded(
-        matrix=ScoreMatrix(scores_MNQ=scores, keep_MN=keep),
-        numbers_M=np.array(numbers, dtype=np.int64),
-        layout=layout,
-        labels_N=None if known is None else known.astype(np.int64),
-        population=population,
-        correct_MN=correct,
-        kind_N=kind,
-    )
+    return loaded(scores, keep, list(numbers.values()), layout, labels, correct=correct)
 
 
 def _read_lira_analysis(root: Path) -> Loaded:
@@ -239,13 +191,13 @@ def _read_lira_analysis(root: Path) -> Loaded:
         f"keep_indices.npy has shape {keep.shape}: no row for model {max(chosen)}",
     )
     scores, correct = _stack(rows)
-    return _loaded(scores, keep[chosen], chosen, "lira_analysis", labels, correct=correct)
+    return loaded(scores, keep[chosen], chosen, "lira_analysis", labels, correct=correct)
 
 
 def _read_privacy_meter(root: Path) -> Loaded:
-    memberships = next(
-        f for f in (root / "memberships.npy", root / "models/memberships.npy") if f.is_file()
-    )
+    memberships = root / "memberships.npy"
+    if not memberships.is_file():
+        memberships = root / "models/memberships.npy"
     keep = as_mask(load_npy(memberships), "memberships.npy")
     files = sorted({*root.glob("*signals*.npy"), *(root / "signals").glob("*.npy")})
     own = [file for file in files if not file.stem.endswith("_pop")]
@@ -264,7 +216,7 @@ def _read_privacy_meter(root: Path) -> Loaded:
     if beside.is_file():
         population = Population(scores_MZQ=logit(load_npy(beside), beside.name).T.copy())
     models = list(range(keep.shape[0]))
-    return _loaded(phi.T.copy(), keep, models, "privacy_meter", population=population)
+    return loaded(phi.T.copy(), keep, models, "privacy_meter", population=population)
 
 
 def _read_datamodels(root: Path) -> Loaded:
@@ -284,50 +236,7 @@ def _read_datamodels(root: Path) -> Loaded:
     chosen = np.flatnonzero(done)
     require(chosen.size > 0, f"{root}: no model is completed")
     scores = margins if chosen.size == done.size else margins[chosen]
-    return _loaded(scores, as_mask(masks[chosen], "masks.npy"), chosen.tolist(), "datamodels")
-
-
-def read_npz(path: Path, group: str = "") -> Loaded:
-    """One score matrix of a .npz file. Raises ValueError where it has none under that name."""
-    with open_npz(path) as stored:
-        prefix = f"{group}/" if group else ""
-        held = {name.removeprefix(prefix): name for name in stored.files if name.startswith(prefix)}
-
-        def get(*names: str) -> Array | None:
-            for name in names:
-                if name in held:
-                    array: Array = stored[held[name]]
-                    return array
-            return None
-
-        scores, keep = get("scores_MNQ", "scores"), get("keep_MN", "keep")
-        require(
-            scores is not None and keep is not None,
-            f"{path} has no {prefix}scores_MNQ and {prefix}keep_MN: it holds "
-            f"{', '.join(stored.files[:8]) or 'nothing'}",
-        )
-        assert scores is not None
-        assert keep is not None
-        numbers, labels = get("models_M", "model_ids"), get("labels_N", "labels")
-        others, correct = get("population_scores_MZQ"), get("correct_MN")
-        kind = get("kind_N")
-    for what, array, shape in (
-        ("models_M", numbers, scores.shape[:1]),
-        ("labels_N", labels, scores.shape[1:2]),
-        ("correct_MN", correct, scores.shape[:2]),
-        ("kind_N", kind, scores.shape[1:2]),
-    ):
-        require(
-            array is None or array.shape == shape,
-            f"{path} has {prefix}{what} of shape {getattr(array, 'shape', ())} beside scores "
-            f"{scores.shape}: expected {shape}",
-        )
-    numbers = np.arange(scores.shape[0]) if numbers is None else numbers
-    population = None if others is None else Population(scores_MZQ=others)
-    mask = as_mask(keep, f"{prefix}keep_MN")
-    if correct is not None:
-        correct = as_mask(correct, f"{prefix}correct_MN")
-    return _loaded(scores, mask, numbers.tolist(), "npz", labels, population, correct, kind)
+    return loaded(scores, as_mask(masks[chosen], "masks.npy"), chosen.tolist(), "datamodels")
 
 
 READERS: dict[str, Callable[[Path], Loaded]] = {

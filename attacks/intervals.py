@@ -55,7 +55,9 @@ def jackknife(
         return no_interval(level, JACKKNIFE, f"{replicates.size} groups of models: three needed")
     if targets < 2:
         return no_interval(level, JACKKNIFE, "one target: its interval needs more models")
-    if not np.isfinite(value) or not np.isfinite(replicates).all():
+    if not np.isfinite(value):
+        return no_interval(level, JACKKNIFE, "the estimate itself is undefined")
+    if not np.isfinite(replicates).all():
         return no_interval(level, JACKKNIFE, "the estimate is undefined without some of the models")
     reach = float(stdtrit(replicates.size - 1, (1 + level) / 2)) * jackknife_se(replicates)
     return Interval(low=value - reach, high=value + reach, level=level, method=JACKKNIFE)

@@ -162,7 +162,7 @@ def _refuse(problem: Problem, poor_T: Bools, side: str) -> None:
         raise ValueError(
             f"LiRA needs two {side} models for some sample after leaving target "
             f"{int(problem.names_T[poor_T.argmax()])} and its complement out, and "
-            f"{problem.shadows_S.size} models give none: train at least six with paired masks"
+            f"{problem.shadows_S.size} models give none: train at least six, each on a random half"
         )
 
 

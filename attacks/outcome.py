@@ -43,7 +43,7 @@ def need_models(problem: Problem, codes_TN: Codes, attack: str) -> None:
     empty = all_coded(codes_TN, (Excluded.NO_IN, Excluded.NO_OUT))
     if empty.any():
         raise ValueError(
-            f"{attack} finds no sample with IN and OUT models once target "
-            f"{int(problem.names_T[int(empty.argmax())])} and its complement are left out of "
-            f"{problem.shadows_S.size} models: train at least four"
+            f"{attack} needs IN and OUT models of some sample beside target "
+            f"{int(problem.names_T[int(empty.argmax())])} and its complement, and "
+            f"{problem.shadows_S.size} models give none: train at least four, each on a random half"
         )

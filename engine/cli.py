@@ -106,14 +106,15 @@ def attack(
 ) -> None:
     """Attack a run of ours or other people's scores; names MIX/ARM after the path pick cells."""
     from engine.attack import attack as run_attack
-    from engine.attack.table import print_attacked
+    from engine.attack.table import print_attacked, warnings_as_lines
 
     extra = more or []
     cells = [text for text in extra if "=" not in text]
     chosen = [*(settings or []), *(text for text in extra if "=" in text)]
-    found = run_attack(
-        path, names, settings=chosen, targets=targets, cells=cells, groups=groups, out=out
-    )
+    with warnings_as_lines():
+        found = run_attack(
+            path, names, settings=chosen, targets=targets, cells=cells, groups=groups, out=out
+        )
     print_attacked(found, _console())
 
 

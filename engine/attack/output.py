@@ -1,6 +1,7 @@
 """The files of `engine attack`: nothing that is there already is written over."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +38,14 @@ def prepare(out: Path) -> None:
     if there:
         raise ValueError(f"--out {out} holds {' and '.join(there)} already: name a new folder")
     _packages()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".{os.getpid()}.part"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        told = (error.strerror or str(error)).lower()
+        raise ValueError(f"--out {out} cannot be written ({told}): name another folder") from None
 
 
 def write(out: Path, result: Result) -> list[Path]:

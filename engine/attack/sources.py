@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attacks import interop
+from attacks.loaded import brief
 from attacks.population import Population
 from attacks.types import Bools, Ints, ScoreMatrix
 from engine.analysis.measures import diverged
@@ -67,6 +68,8 @@ def sources(path: Path, settings: Settings, cells: Sequence[str]) -> list[Source
     for group in _chosen(groups, cells, path):
         loaded = interop.read(path, settings.layout, group)
         matrix = dataclasses.replace(loaded.matrix, design=cast(Any, settings.design))
+        if not any(np.isfinite(row).any() for row in matrix.scores_MNQ):
+            raise ValueError(f"{group or path} holds no finite score: nothing can be attacked")
         found.append(
             Source(
                 name=group or path.resolve().stem,
@@ -139,7 +142,7 @@ def targets(source: Source, text: str) -> Ints:
         if number not in row_of:
             raise ValueError(
                 f"--targets: there is no model {number} in {source.name}, models are numbered "
-                f"{interop.brief(sorted(row_of))}"
+                f"{brief(sorted(row_of))}"
             )
         if row_of[number] not in source.models:
             raise ValueError(f"--targets: model {number} of {source.name} diverged")

@@ -1,5 +1,10 @@
 """The table that `engine attack` prints: a row for each matrix, attack and group."""
 
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.table import Table
 
@@ -41,6 +46,21 @@ def print_attacked(attacked: Attacked, console: Console) -> None:
         console.print(f"wrote {text}", highlight=False, soft_wrap=True)
     if not attacked.written:
         console.print("nothing written: --out DIR keeps rows and scores", highlight=False)
+
+
+@contextlib.contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Warnings become lines on stderr, each once, without the code they come from."""
+    told: set[str] = set()
+
+    def tell(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in told:
+            told.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = tell
+        yield
 
 
 def _reasons(row: Mean) -> list[str]:

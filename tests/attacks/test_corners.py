@@ -227,8 +227,8 @@ def test_unequal_out_counts_cut_nothing():
     ("attack", "sentence"),
     [
         (lira, "LiRA needs two .* models .* 2 models give none: train at least six"),
-        (calibrated, "no sample with IN and OUT models .* 2 models: train at least four"),
-        (attack_r, "no sample with IN and OUT models .* 2 models: train at least four"),
+        (calibrated, "needs IN and OUT models .* 2 models give none: train at least four"),
+        (attack_r, "needs IN and OUT models .* 2 models give none: train at least four"),
     ],
 )
 def test_two_models_are_too_few_and_it_says_so(attack, sentence):

@@ -5,8 +5,9 @@ import pytest
 from designs import study
 
 from attacks.export import write_lira, write_lira_analysis, write_npz
-from attacks.interop import Loaded, groups, read, recognise
+from attacks.interop import groups, read, recognise
 from attacks.lira import lira
+from attacks.loaded import Loaded
 from attacks.population import Population
 from attacks.statistics import phi_from_logits
 from attacks.types import ScoreMatrix
@@ -277,3 +278,69 @@ def test_what_nobody_knows_is_refused(tmp_path):
     (tmp_path / "y.npz").write_bytes(b"not a zip")
     with pytest.raises(ValueError, match="no readable \\.npz"):
         read(tmp_path / "y.npz")
+
+
+def test_models_of_an_npz_come_in_the_order_of_their_numbers(logits, tmp_path):
+    _, _, matrix = logits
+    order = np.random.default_rng(0).permutation(MODELS)
+    z = np.random.default_rng(1).normal(size=(MODELS, 7, QUERIES))
+    arrays = {
+        "scores_MNQ": matrix.scores_MNQ,
+        "keep_MN": matrix.keep_MN,
+        "population_scores_MZQ": z,
+        "correct_MN": matrix.scores_MNQ[:, :, 0] > 0,
+        "models_M": np.arange(MODELS),
+    }
+    np.savez(tmp_path / "x.npz", **{name: array[order] for name, array in arrays.items()})
+    loaded = read(tmp_path / "x.npz")
+    assert loaded.numbers_M.tolist() == list(range(MODELS))
+    assert np.array_equal(loaded.matrix.scores_MNQ, matrix.scores_MNQ)
+    assert np.array_equal(loaded.matrix.keep_MN, matrix.keep_MN)
+    assert np.array_equal(loaded.population.scores_MZQ, z)
+    assert np.array_equal(loaded.correct_MN, arrays["correct_MN"])
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "sentence"),
+    [
+        ("scores_MNQ", np.zeros((MODELS, SAMPLES, QUERIES), dtype=int), "expected a floating"),
+        ("scores_MNQ", np.zeros((MODELS, SAMPLES - 1)), "expected the same models and samples"),
+        ("scores_MNQ", np.zeros((1, MODELS, SAMPLES, QUERIES)), r"expected \(models, samples, q"),
+        ("scores_MNQ", np.array([[{}]]), "scores_MNQ is no readable array of numbers"),
+        ("keep_MN", np.zeros((MODELS, SAMPLES)), "type float64 and no mask of 0 and 1"),
+        ("keep_MN", np.full((MODELS, SAMPLES), 2), "no mask of 0 and 1"),
+        ("models_M", np.array(["a"] * MODELS), "models_M of type <U1: expected integers"),
+        ("models_M", np.zeros(MODELS, dtype=int), "gives two models one number"),
+        ("labels_N", np.zeros(SAMPLES), "labels_N of type float64: expected integers"),
+        ("labels_N", np.zeros(3, dtype=int), r"labels_N of shape \(3,\) beside scores"),
+        ("kind_N", np.zeros(SAMPLES), "kind_N of type float64: expected integers"),
+        ("correct_MN", np.zeros((MODELS, SAMPLES)), "correct_MN is of type float64 and no mask"),
+        ("population_scores_MZQ", np.zeros((MODELS, 4), dtype=int), "no floating array"),
+    ],
+)
+def test_an_npz_that_does_not_fit_is_refused_in_one_sentence(
+    name, array, sentence, logits, tmp_path
+):
+    _, _, matrix = logits
+    held = {"scores_MNQ": matrix.scores_MNQ, "keep_MN": matrix.keep_MN, name: array}
+    np.savez(tmp_path / "x.npz", **held)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        read(tmp_path / "x.npz")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        ("lira", "has no folder of a model with its keep.npy"),
+        ("lira_pytorch", "has no folder of a model with its keep.npy"),
+        ("lira_analysis", r"keep_indices\.npy is not there"),
+        ("privacy_meter", r"memberships\.npy is not there"),
+        ("datamodels", r"masks\.npy is not there"),
+        ("npz", "is no file: expected one .npz file"),
+        ("lyra", "unknown layout 'lyra': known are lira, "),
+    ],
+)
+def test_a_layout_that_the_folder_does_not_have_is_refused(layout, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        read(tmp_path, layout)

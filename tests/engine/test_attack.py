@@ -13,8 +13,8 @@ from synthetic_run import a_study, make_run
 
 from attacks.exclusion import plan_exclusion
 from attacks.export import write_lira, write_npz
-from attacks.interop import Loaded
 from attacks.lira import LiraParameters, lira
+from attacks.loaded import Loaded
 from attacks.memorization import memorization_without
 from attacks.metrics import auc, deciles
 from attacks.population import Population
@@ -278,3 +278,51 @@ def test_the_command_prints_a_table_and_writes(tmp_path):
     wrong = subprocess.run([*command[:-1], "liar"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("engine: unknown attack 'liar'")
+
+
+@pytest.mark.parametrize(
+    ("models", "names", "sentence"),
+    [
+        (2, "calibrated", "2 models give none: train at least four"),
+        (4, "lira_online", "4 models give none: train at least six"),
+    ],
+)
+def test_too_few_models_say_how_many_would_do(models, names, sentence, tmp_path):
+    path = write_npz(tmp_path / "x.npz", foreign(models=models))
+    with pytest.raises(ValueError, match=sentence):
+        attack(path, [names])
+    few = attack(path, ["loss"]).means[0]
+    assert few.interval.reason == f"{models // 2} group{'s' * (models > 2)} of models: three needed"
+
+
+def test_scores_without_a_number_are_refused_and_single_ones_excluded(tmp_path):
+    loaded = foreign()
+    loaded.matrix.scores_MNQ[2, 5] = np.nan
+    loaded.matrix.scores_MNQ[4, 6, 1] = np.inf
+    found = attack(write_npz(tmp_path / "x.npz", loaded), ["loss,lira_online"])
+    for row in found.rows:
+        lost = {5: 1, 7: 1}.get(row["target"], 0)
+        assert row["excluded_target_not_finite"] == row["excluded"] == lost
+    loaded.matrix.scores_MNQ[:] = np.nan
+    with pytest.raises(ValueError, match="holds no finite score"):
+        attack(write_npz(tmp_path / "y.npz", loaded), ["loss"])
+
+
+def test_a_run_that_is_half_finished_is_refused(tmp_path):
+    study = a_study(mixes={"clean": a_study().mixes["clean"]}, arms=("bn", "nobn"), models=8)
+    run = make_run(tmp_path / "run", study, samples=60)
+    for shard in (run.path / "shards/clean/nobn").iterdir():
+        shard.unlink()
+    with pytest.raises(ValueError, match="run the study again to train what is missing"):
+        attack(run.path, ["loss"])
+    assert attack(run.path, ["loss"], cells=["clean/bn"]).means[0].targets == 8
+    with pytest.raises(ValueError, match="--set design is for other people's scores"):
+        attack(run.path, ["loss"], settings=["design=bernoulli"])
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    path = write_npz(tmp_path / "x.npz", foreign())
+    with pytest.raises(ValueError, match=r"cannot be written .*: name another folder"):
+        attack(path, ["loss"], out="/proc/nowhere/out")
+    with pytest.raises(ValueError, match="is a file: name a folder"):
+        attack(path, ["loss"], out=path)
