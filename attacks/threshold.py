@@ -4,6 +4,8 @@ All take phi (logit-scaled confidence, higher for members) and return higher for
 is larger exactly where phi is smaller. Scores under several queries are averaged.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +21,21 @@ def _empty(problem: Problem) -> tuple[Floats, Codes]:
     return np.zeros(shape), np.zeros(shape, dtype=np.uint8)
 
 
+def _of_target_alone(
+    problem: Problem, value: Callable[[int, int, Floats, Codes], Floats]
+) -> AttackScores:
+    """The sum over queries of what `value` makes of (target, query, its own phi, its codes)."""
+    scores, codes = _empty(problem)
+    for i, target in enumerate(problem.targets_T.tolist()):
+        for query in range(problem.matrix.queries):
+            own = np.asarray(
+                problem.read(target, 0, problem.matrix.samples, query), dtype=np.float64
+            )
+            enter(codes[i], Excluded.TARGET_NOT_FINITE, ~np.isfinite(own))
+            scores[i] += value(target, query, own, codes[i])
+    return attack_scores(problem, scores, codes)
+
+
 def loss(
     matrix: ScoreMatrix,
     targets: Targets = None,
@@ -31,13 +48,7 @@ def loss(
     Arguments as for `attacks.lira.lira`. Needs one model.
     """
     problem = Problem(matrix, targets, models=models, plan=plan)
-    scores, codes = _empty(problem)
-    for i, target in enumerate(problem.targets_T.tolist()):
-        for query in range(matrix.queries):
-            own = np.asarray(problem.read(target, 0, matrix.samples, query), dtype=np.float64)
-            enter(codes[i], Excluded.TARGET_NOT_FINITE, ~np.isfinite(own))
-            scores[i] += np.where(np.isfinite(own), own, 0)
-    return attack_scores(problem, scores, codes)
+    return _of_target_alone(problem, lambda _t, _q, own, _c: np.where(np.isfinite(own), own, 0))
 
 
 def calibrated(
@@ -83,16 +94,14 @@ def attack_p(
     """
     problem = Problem(matrix, targets, models=models, plan=plan)
     population.check(problem)
-    scores, codes = _empty(problem)
-    for i, target in enumerate(problem.targets_T.tolist()):
-        for query in range(matrix.queries):
-            own = np.asarray(problem.read(target, 0, matrix.samples, query), dtype=np.float64)
-            others = np.sort(population.of(problem, target, query))
-            if not np.isfinite(others).all():
-                codes[i] = Excluded.POPULATION_NOT_FINITE
-            enter(codes[i], Excluded.TARGET_NOT_FINITE, ~np.isfinite(own))
-            scores[i] += np.searchsorted(others, own, side="left") / others.size
-    return attack_scores(problem, scores, codes)
+
+    def share(target: int, query: int, own: Floats, code: Codes) -> Floats:
+        others = np.sort(population.of(problem, target, query))
+        if not np.isfinite(others).all():
+            enter(code, Excluded.POPULATION_NOT_FINITE, np.ones(own.size, dtype=np.bool_))
+        return np.searchsorted(others, own, side="left") / others.size
+
+    return _of_target_alone(problem, share)
 
 
 def attack_r(
