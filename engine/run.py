@@ -272,8 +272,12 @@ def report(run: store.Run, console: Console) -> Path:
     from engine.report import write_report
     from engine.report.summary import print_summary
 
-    console.print("attacking …")
-    findings = analyse(run)
+    cells = [f"{mix}/{arm}" for mix in run.study.mixes for arm in run.study.arms]
+
+    def told(cell: str) -> None:
+        console.print(f"attacking {cell} ({cells.index(cell) + 1} of {len(cells)}) …")
+
+    findings = analyse(run, told)
     page = write_report(run, findings)
     print_summary(findings, console)
     console.print(f"report: {page}", highlight=False, soft_wrap=True)

@@ -66,11 +66,14 @@ class Run:
         """Every model of the study, in order of mix, arm and model_id."""
         return study_refs(self.study)
 
-    def scan(self) -> Shards:
-        """Verify every shard file (size, checksum, study, names) and list what is finished."""
+    def scan(self, cells: str = "*/*") -> Shards:
+        """Verify shard files (size, checksum, study, names) and list what is finished.
+
+        cells: which MIX/ARM folders to look into, all by default.
+        """
         rows: dict[ModelRef, tuple[Path, int]] = {}
         rejected = []
-        for path in sorted((self.path / "shards").glob("*/*/*.safetensors")):
+        for path in sorted((self.path / "shards").glob(f"{cells}/*.safetensors")):
             try:
                 models = _verified_models(path, self.digest)
             except ValueError as error:
@@ -87,7 +90,7 @@ class Run:
         Raises:
             ValueError: models are missing or their shards are damaged.
         """
-        shards = self.scan()
+        shards = self.scan(f"{mix}/{arm}")
         refs = [ModelRef(mix=mix, arm=arm, model_id=m) for m in range(self.study.models)]
         missing = [ref.model_id for ref in refs if ref not in shards.rows]
         if missing:
