@@ -14,7 +14,7 @@ from attacks.exclusion import Exclusion
 from attacks.metrics import Transferred, advantage, auc, balanced_accuracy, tpr_at_fpr, transferred
 from attacks.types import Array, AttackScores, Bools, Excluded, Ints
 from engine.attack.groups import Groups
-from engine.attack.settings import Settings
+from engine.attack.settings import USES, Settings
 from engine.attack.sources import Source
 
 Row = dict[str, Any]
@@ -51,6 +51,7 @@ def rows(
 ) -> list[Row]:
     """A row for each group and target that has samples in it."""
     found: list[Row] = []
+    told = ", ".join(f"{key}={getattr(settings, key)}" for key in USES[name])
     for group, mask in groups.items():
         part = _restricted(attacked, mask)
         transfer = [
@@ -69,7 +70,9 @@ def rows(
                 "group": group,
                 "statistic": STATISTIC,
                 "variance": settings.variance if name.startswith("lira") else "none",
+                "parameters": told,
                 "query_mode": source.query_mode,
+                "design": plan.design,
                 "models": len(source.models),
                 "queries": source.matrix.queries,
                 "samples": int(chosen_N.sum()),

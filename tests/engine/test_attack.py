@@ -62,6 +62,8 @@ def test_rows_say_what_they_rest_on(run):
     row = next(r for r in found.rows if r["attack"] == "lira_online" and r["group"] == "all")
     assert row["statistic"] == "logit_scaled_confidence"
     assert (row["variance"], row["query_mode"], row["models"]) == ("pooled", "eval", 8)
+    assert row["parameters"] == "variance=pooled, centre=mean, shrinkage=8.0"
+    assert row["design"] == "paired"
     assert [row[f"in_models_{what}"] for what in ("min", "median", "max")] == [3, 3, 3]
     assert [row[f"out_models_{what}"] for what in ("min", "median", "max")] == [3, 3, 3]
     assert row["members"] + row["non_members"] + row["excluded"] == row["samples"] == 200
