@@ -105,7 +105,10 @@ def side_by_side(result: Result) -> list[Drawing]:
 
 
 def by_attack(result: Result) -> list[Drawing]:
-    """For each mix and group of samples a panel an attack, arms by colour, with bands."""
+    """For each mix and group of samples a panel an attack, arms by colour, with bands.
+
+    A single attack has one figure a mix, with a panel for each group.
+    """
     everywhere = arms(result)
     drawings = []
     for mix, sources in result.mixes().items():
@@ -114,21 +117,33 @@ def by_attack(result: Result) -> list[Drawing]:
             ink, line = arm_style(everywhere.index(source.arm))
             entries.append((source.arm, {"color": ink, "linestyle": line, "linewidth": 2.4}))
         groups = list(dict.fromkeys(g for s in sources for g in ("all", *kinds(s))))
-        for group in groups:
-            panels: list[Panel] = []
-            for name in result.attacks:
-                curves = []
-                for source in sources:
-                    mean = result.mean(source.name, name, group)
-                    if mean is not None and mean.roc is not None:
-                        curves.append((mean.roc, *arm_style(everywhere.index(source.arm))))
-                if curves:
-                    panels.append((LABELS[name], curves))
-            about = " ".join(filter(None, (f"mix {mix}," if mix else "", _named(group))))
-            file = "_".join(filter(None, ("roc", mix.replace("/", "-"), group)))
+        together = [groups] if len(result.attacks) == 1 else [[group] for group in groups]
+        for few in together:
+            panels = _panels(result, sources, few, everywhere)
+            about = LABELS[result.attacks[0]] if len(few) > 1 else _named(few[0])
+            about = f"mix {mix}, {about}" if mix else about
+            suffix = few[0] if len(result.attacks) > 1 else result.attacks[0]
+            file = "_".join(filter(None, ("roc", mix.replace("/", "-"), suffix)))
             words = f"{about[0].upper()}{about[1:]}: mean ROC curves over target models"
             drawings += _drawn(result, panels, entries, file, f"ROC, {about}", words)
     return drawings
+
+
+def _panels(
+    result: Result, sources: Sequence[Source], groups: Sequence[str], everywhere: Sequence[str]
+) -> list[Panel]:
+    """A panel for each attack, or for each group where there are several; arms by colour."""
+    panels: list[Panel] = []
+    for group in groups:
+        for name in result.attacks:
+            curves = []
+            for source in sources:
+                mean = result.mean(source.name, name, group)
+                if mean is not None and mean.roc is not None:
+                    curves.append((mean.roc, *arm_style(everywhere.index(source.arm))))
+            if curves:
+                panels.append((LABELS[name] if len(groups) == 1 else _named(group), curves))
+    return panels
 
 
 def _named(group: str) -> str:

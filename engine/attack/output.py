@@ -49,10 +49,8 @@ def prepare(out: Path) -> None:
 
 
 def write(out: Path, result: Result) -> list[Path]:
-    """Write everything; the paths of the files."""
+    """Write everything, the numbers first; the paths of the files."""
     pyarrow, parquet = _packages()
-    drawings = draw_all(result)
-    page = render(result, drawings)
     table = pyarrow.Table.from_pylist(list(result.rows))
     files.write_atomic(out / ROWS, lambda stream: parquet.write_table(table, stream))
     means = [_plain(mean) for mean in result.means]
@@ -61,11 +59,12 @@ def write(out: Path, result: Result) -> list[Path]:
         out / SCORES,
         lambda stream: np.savez(stream, **result.arrays),  # type: ignore[arg-type]
     )
+    drawings = draw_all(result)
     (out / FIGURES).mkdir(exist_ok=True)
     figures = [out / FIGURES / f"{drawing.name}.svg" for drawing in drawings]
     for path, drawing in zip(figures, drawings, strict=True):
         files.write_text(path, drawing.svg)
-    files.write_text(out / PAGE, page)
+    files.write_text(out / PAGE, render(result, drawings))
     return [out / ROWS, out / MEANS, out / SCORES, *figures, out / PAGE]
 
 

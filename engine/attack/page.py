@@ -31,7 +31,7 @@ def render(result: Result, drawings: tuple[Drawing, ...]) -> str:
         _arms(result),
         figure(by_name["roc"]) if "roc" in by_name else "",
         section("Read with care", _care(result)),
-        section("Attack by attack", "".join(figure(drawing) for drawing in curves)),
+        section("ROC curves", "".join(figure(drawing) for drawing in curves)),
         section("Memorization", figure(by_name["memorization"]))
         if "memorization" in by_name
         else "",

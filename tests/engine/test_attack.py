@@ -83,9 +83,7 @@ def test_files_hold_scores_by_attack_and_by_cell(run, tmp_path):
         "attacks.parquet",
         "means.json",
         "scores.npz",
-        "roc_flip5_all.svg",
-        "roc_flip5_clean.svg",
-        "roc_flip5_flipped.svg",
+        "roc_flip5_lira_online.svg",
         "memorization.svg",
         "attacks.html",
     ]
