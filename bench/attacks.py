@@ -1,12 +1,14 @@
 """Speed, memory and growth of the attacks; every case in its own process, rows to bench/results/.
 
-    python bench/attacks.py [--cases pooled per_example mapped rmia ladder] [--repeats 3]
+    OMP_NUM_THREADS=1 python bench/attacks.py [--cases pooled per_example ...] [--repeats 3]
 
 pooled, per_example: online LiRA of all targets, 256 models x 60,000 samples x 2 queries, against
-the column-loop form of the public code (timed on two targets and scaled to all, and said so); no
-row is written unless the scores agree to 1e-6. mapped: 1,000 models x 50,000 samples of float16 on
-disk. rmia: offline, 64 targets x 60,000 samples, 10,000 population samples. ladder: doubled sizes
-and the exponent of a fit. CPU seconds are of one thread.
+the column-loop form of the public code (timed on one target a repeat and scaled to all, and said
+so); no row is written unless the scores agree to 1e-6. mapped: 1,000 models x 50,000 samples of
+float16 on disk. rmia: offline, 64 targets x 60,000 samples, 10,000 population samples. ladder:
+doubled sizes and the exponent of a fit. Repeats are interleaved: every repeat times each side, or
+each size, once; medians are written. CPU seconds are of one thread. Four minutes on two quiet
+cores.
 """
 
 import argparse
@@ -19,7 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,15 +80,17 @@ class Peak:
         self._thread.join()
 
 
-def timed(work: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Median wall and CPU seconds."""
-    walls, cpus = [], []
-    for _ in range(repeats):
-        wall, cpu = time.perf_counter(), time.process_time()
-        work()
-        walls.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - cpu)
-    return float(np.median(walls)), float(np.median(cpus))
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def interleaved(works: Sequence[Callable[[], object]], repeats: int) -> list[tuple[float, float]]:
+    """Median wall and CPU seconds of each, all of them once in every repeat."""
+    seconds = np.array([[timed(work) for work in works] for _ in range(repeats)])
+    return [(float(wall), float(cpu)) for wall, cpu in np.median(seconds, axis=0)]
 
 
 def column_loop(matrix: ScoreMatrix, target: int, partner: int, variance: str) -> Floats:
@@ -117,15 +122,19 @@ def lira_row(parameters: LiraParameters, repeats: int) -> dict[str, object]:
     size = (matrix.scores_MNQ.nbytes + matrix.keep_MN.nbytes) / MIB
     with Peak() as peak:
         result = lira(matrix, parameters)
-    some = {target: result.scores_TN[target].copy() for target in (0, 200)}
+    chosen = np.linspace(0, 255, repeats).astype(int).tolist()
+    some = {target: result.scores_TN[target].copy() for target in chosen}
     del result
-    wall, cpu = timed(lambda: lira(matrix, parameters), repeats)
-    loops = []
-    for target, scores in some.items():
+    walls, cpus, loops = [], [], []
+    for target in chosen:
+        wall, cpu = timed(lambda: lira(matrix, parameters))
         began = time.process_time()
         expected = column_loop(matrix, target, (target + 128) % 256, parameters.variance)
         loops.append(time.process_time() - began)
-        np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(some[target], expected, rtol=1e-6, atol=1e-6)
+        walls.append(wall)
+        cpus.append(cpu)
+    wall, cpu = float(np.median(walls)), float(np.median(cpus))
     loop = float(np.median(loops)) * matrix.models
     return {
         "case": f"lira online {parameters.variance}",
@@ -136,7 +145,7 @@ def lira_row(parameters: LiraParameters, repeats: int) -> dict[str, object]:
         "targets": 256,
         "seconds": round(wall, 2),
         "cpu_seconds": round(cpu, 2),
-        "rival": "column loop, CPU seconds of 2 targets scaled to 256",
+        "rival": f"column loop, CPU seconds of {repeats} targets scaled to 256",
         "rival_seconds": round(loop),
         "ratio": round(loop / cpu),
         "input_mib": round(size),
@@ -166,12 +175,11 @@ def case_mapped(repeats: int) -> list[dict[str, object]]:
         matrix = ScoreMatrix(scores_MNQ=np.load(path, mmap_mode="r"), keep_MN=keep)
         before = anonymous_mib()
         with Peak() as peak:
-            began = time.process_time()
             result = lira(matrix)
-            cpu = time.process_time() - began
         output = result.scores_TN.nbytes / MIB
         size = models * samples * 2 / MIB
-    del repeats
+        del result
+        wall, cpu = interleaved([partial(lira, matrix)], repeats)[0]
     return [
         {
             "case": "lira online pooled, memory-mapped",
@@ -180,6 +188,7 @@ def case_mapped(repeats: int) -> list[dict[str, object]]:
             "queries": 1,
             "dtype": "float16",
             "targets": models,
+            "seconds": round(wall, 2),
             "cpu_seconds": round(cpu, 2),
             "input_mib": round(size),
             "output_mib": round(output),
@@ -196,7 +205,8 @@ def case_rmia(repeats: int) -> list[dict[str, object]]:
     targets = list(range(64))
     with Peak() as peak:
         rmia(matrix, population, RmiaParameters(), targets)
-    wall, cpu = timed(lambda: rmia(matrix, population, RmiaParameters(), targets), repeats)
+    work = partial(rmia, matrix, population, RmiaParameters(), targets)
+    wall, cpu = interleaved([work], repeats)[0]
     return [
         {
             "case": "rmia offline, population 10,000",
@@ -220,26 +230,29 @@ def case_ladder(repeats: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     base = {"models": 64, "samples": 100_000, "queries": 1}
     for axis in ("models", "samples", "queries"):
-        sizes, seconds = [base[axis] * 2**k for k in range(4)], []
-        for size in sizes:
-            matrix = study(**(base | {axis: size}))
-            seconds.append(timed(lambda m=matrix: lira(m), repeats)[1])  # type: ignore[misc]
-        rows.append(ladder_row("lira online pooled", axis, sizes, seconds))
+        sizes = [base[axis] * 2**k for k in range(4)]
+        matrices = [study(**(base | {axis: size})) for size in sizes]
+        works = [partial(lira, matrix) for matrix in matrices]
+        rows.append(ladder_row("lira online pooled", axis, sizes, works, repeats))
+        del matrices, works
     matrix = study(64, 1_000, 1)
-    sizes, seconds = [50_000 * 2**k for k in range(4)], []
+    sizes, populations = [50_000 * 2**k for k in range(4)], []
     for size in sizes:
         z: Array = np.random.default_rng(1).standard_normal((64, size), dtype=np.float32)
-        population = Population(scores_MZQ=z)
-        seconds.append(timed(lambda p=population: rmia(matrix, p), repeats)[1])  # type: ignore[misc]
-    rows.append(ladder_row("rmia offline", "population", sizes, seconds))
+        populations.append(Population(scores_MZQ=z))
+    works = [partial(rmia, matrix, population) for population in populations]
+    rows.append(ladder_row("rmia offline", "population", sizes, works, repeats))
     return rows
 
 
-def ladder_row(case: str, axis: str, sizes: list[int], seconds: list[float]) -> dict[str, object]:
+def ladder_row(
+    case: str, axis: str, sizes: list[int], works: Sequence[Callable[[], object]], repeats: int
+) -> dict[str, object]:
+    seconds = [cpu for _, cpu in interleaved(works, repeats)]
     return {
         "case": f"{case}: growth in {axis}",
         "sizes": " ".join(map(str, sizes)),
-        "seconds": " ".join(f"{s:.3f}" for s in seconds),
+        "cpu_seconds": " ".join(f"{s:.3f}" for s in seconds),
         "exponent": round(exponent(sizes, seconds), 2),
     }
 
