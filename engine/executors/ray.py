@@ -19,6 +19,7 @@ from engine.executors.ray_cluster import Where, connected, in_job
 from engine.executors.ray_interrupt import Interrupts
 from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign, describe
 from engine.executors.ray_metrics import Metrics
+from engine.executors.ray_place import Demand
 from engine.executors.ray_worker import (
     Board,
     Order,
@@ -60,7 +61,7 @@ def opened(study: Study, where: Where, *, device: str, out: Path) -> Iterator["R
     if where.cpus is None and wanted != "auto":
         where = dataclasses.replace(where, cpus=wanted)
     with connected(where) as ray:
-        yield RayPlace(ray, ray_place.survey(ray, device))
+        yield RayPlace(ray, ray_place.survey(ray, device, wanted))
 
 
 class RayPlace:
@@ -93,13 +94,14 @@ class RayPlace:
     def executor(self, workers: int, watch: Watch) -> "RayExecutor":
         """Trains on all nodes that the cluster has at any time, whatever `workers` says."""
         train = TrainStack(numerics=self.found.numerics)
-        return RayExecutor(self._ray, train, watch, device=self.device, close=True)
+        return RayExecutor(self._ray, train, watch, demand=self.found.demand, close=True)
 
 
 class RayExecutor:
     """Trains stacks as Ray tasks; `train` is what a worker does with one.
 
-    close: let go of the cluster after the last stack, before anything else is done.
+    demand: what a stack occupies, by default one CPU. close: let go of the cluster after the last
+    stack, before anything else is done.
     """
 
     name = "ray"
@@ -110,12 +112,12 @@ class RayExecutor:
         train: Train,
         watch: Watch,
         *,
-        device: str = "cpu",
+        demand: Demand | None = None,
         policy: Policy | None = None,
         close: bool = False,
     ) -> None:
         self._ray, self._train, self._policy = ray, train, policy or Policy()
-        self._demand: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(device == "cuda")}
+        self._demand = demand or Demand()
         self._watch, self._close = watch, close
 
     def run(
@@ -161,9 +163,7 @@ class RayExecutor:
 class _Session:
     """The Ray side of one run: references in flight and what came of them."""
 
-    def __init__(
-        self, ray: Any, train: Train, demand: Mapping[str, Any], job: Job, ledger: Ledger
-    ) -> None:
+    def __init__(self, ray: Any, train: Train, demand: Demand, job: Job, ledger: Ledger) -> None:
         self._ray, self._train, self._demand, self._job = ray, train, demand, job
         self._ledger, self._run = ledger, uuid.uuid4().hex
         self._numbers: dict[Any, int] = {}
@@ -187,7 +187,8 @@ class _Session:
             order = Order(
                 run=self._run, number=number, stack=attempt.shard.stack, train=self._train
             )
-            options = {**self._demand, "max_retries": 0, "label_selector": self._keep_off()}
+            labels = {**self._demand.labels(), **self._keep_off()}
+            options = {**self._demand.resources(), "max_retries": 0, "label_selector": labels}
             reference = self._task.options(**options).remote([self._shared], order, self._board)
             self._numbers[reference] = number
             live += 1
@@ -269,7 +270,7 @@ class _Session:
         return moved
 
     def _see_nodes(self) -> None:
-        self._alive = ray_place.slots(self._ray, self._demand)
+        self._alive = ray_place.slots(self._ray.nodes(), self._demand)
         self._ledger.check_places(self._alive)
 
     def _keep_off(self) -> dict[str, str]:

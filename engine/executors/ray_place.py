@@ -1,19 +1,51 @@
 """What a cluster offers a study: workers, memory, and the arithmetic of its machines."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine import manifest
 
 SURVEY_SECONDS = 180.0
+KIND = "ray.io/accelerator-type"
+"""The label by which Ray tells kinds of GPUs apart."""
+
+CONTEXT_BYTES = 2**29
+"""What CUDA takes for every process that shares a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What one shard occupies: a CPU, and on GPU clusters a GPU of one kind or a share of it.
+
+    shards_per_gpu: 0 without GPUs. kind: as in the label KIND; empty where nodes carry none.
+    """
+
+    shards_per_gpu: int = 0
+    kind: str = ""
+
+    def resources(self) -> dict[str, float]:
+        """As a task's options. Ray keeps four decimals of a share.
+
+        >>> Demand(shards_per_gpu=3).resources()
+        {'num_cpus': 1, 'num_gpus': 0.3333}
+        """
+        per = self.shards_per_gpu
+        share = 0 if per == 0 else 1 if per == 1 else math.floor(10_000 / per) / 10_000
+        return {"num_cpus": 1, "num_gpus": share}
+
+    def labels(self) -> dict[str, str]:
+        """As a task's label selector."""
+        return {KIND: self.kind} if self.kind else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """Taken once, when connecting. slots: shards trained at once."""
+    """Taken once, when connecting. slots: shards trained at once. bytes_per_slot: for planning."""
 
     device: str
+    demand: Demand
     nodes: int
     slots: int
     bytes_per_slot: int
@@ -21,22 +53,54 @@ class Survey:
     hardware: Mapping[str, Any]
 
 
-def slots(ray: Any, demand: Mapping[str, Any]) -> dict[str, int]:
-    """Node id -> shards that it trains at once, of the nodes alive."""
+def slots(nodes: Iterable[Mapping[str, Any]], demand: Demand) -> dict[str, int]:
+    """Node id -> shards that it trains at once, of the nodes alive; `nodes` as Ray lists them."""
     found = {}
-    for node in ray.nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            count = int(has.get("CPU", 0) // demand["num_cpus"])
-            if demand["num_gpus"]:
-                count = min(count, int(has.get("GPU", 0) // demand["num_gpus"]))
+    for node in nodes:
+        if node["Alive"] and demand.kind in ("", _kind(node)):
+            count = int(node["Resources"].get("CPU", 0))
+            if demand.shards_per_gpu:
+                gpus = int(node["Resources"].get("GPU", 0))
+                count = min(count, gpus * demand.shards_per_gpu)
             if count:
                 found[str(node["NodeID"])] = count
     return found
 
 
-def survey(ray: Any, device: str) -> Survey:
+def main_kind(nodes: Iterable[Mapping[str, Any]]) -> str:
+    """The kind that most GPUs are of: models of one study are trained on one kind alone."""
+    count: dict[str, float] = {}
+    for node in nodes:
+        if node["Alive"] and (gpus := node["Resources"].get("GPU", 0)):
+            count[_kind(node)] = count.get(_kind(node), 0) + gpus
+    return max(sorted(count), key=lambda kind: count[kind], default="")
+
+
+def shards_per_gpu(processes: int | str, gpus: int) -> int:
+    """One shard a GPU, unless more processes are asked for than there are GPUs.
+
+    >>> [shards_per_gpu(processes, gpus=4) for processes in ("auto", 2, 4, 8, 9)]
+    [1, 1, 1, 2, 3]
+    """
+    return 1 if isinstance(processes, str) else max(1, -(-processes // max(1, gpus)))
+
+
+def bytes_per_shard(gpu_bytes: int, per_gpu: int) -> int:
+    """Memory for one stack on a GPU that `per_gpu` processes share, a tenth left alone."""
+    return int(0.9 * gpu_bytes / per_gpu) - (CONTEXT_BYTES if per_gpu > 1 else 0)
+
+
+def _kind(node: Mapping[str, Any]) -> str:
+    return str(node.get("Labels", {}).get(KIND, ""))
+
+
+def survey(ray: Any, device: str, processes: int | str = "auto") -> Survey:
     """Look at the cluster, and let one worker say what decides a model's bits there.
+
+    Args:
+        ray: the connected module.
+        device: auto, cpu or cuda.
+        processes: shards to be trained at once; only GPUs are shared for it.
 
     Raises:
         ValueError: no node can train this study on that device.
@@ -51,29 +115,39 @@ def survey(ray: Any, device: str) -> Survey:
             "--device cpu"
         )
     device = "cuda" if gpus and device != "cpu" else "cpu"
-    demand = {"num_cpus": 1, "num_gpus": int(device == "cuda")}
-    found = slots(ray, demand)
+    nodes = ray.nodes()
+    demand = Demand() if device == "cpu" else _gpu_demand(nodes, processes)
+    found = slots(nodes, demand)
     if not found:
         raise ValueError(
             "no node of the cluster has a CPU"
-            + (" and a GPU" if demand["num_gpus"] else "")
+            + (" and a GPU" if device == "cuda" else "")
             + " to offer: start its nodes with --num-cpus above 0"
         )
     numerics, hardware, gpu_bytes = _ask_worker(ray, device, demand)
-    memory = {node["NodeID"]: node["Resources"].get("memory", 0) for node in ray.nodes()}
-    smallest = min(int(memory[node] // count) for node, count in found.items())
+    memory = {node["NodeID"]: node["Resources"].get("memory", 0) for node in nodes}
+    smallest = min(int(0.9 * memory[node] // count) for node, count in found.items())
+    on_gpu = bytes_per_shard(gpu_bytes, max(1, demand.shards_per_gpu))
     return Survey(
         device=device,
+        demand=demand,
         nodes=len(found),
         slots=sum(found.values()),
-        bytes_per_slot=int(0.9 * (gpu_bytes if device == "cuda" else smallest)),
+        bytes_per_slot=on_gpu if device == "cuda" else smallest,
         numerics=numerics,
         hardware=hardware,
     )
 
 
-def _ask_worker(ray: Any, device: str, demand: Mapping[str, Any]) -> Any:
-    asked = ray.remote(_facts).options(**demand, max_retries=1).remote(device)
+def _gpu_demand(nodes: Iterable[Mapping[str, Any]], processes: int | str) -> Demand:
+    kind = main_kind(nodes)
+    whole = slots(nodes, Demand(shards_per_gpu=1, kind=kind))
+    return Demand(shards_per_gpu=shards_per_gpu(processes, sum(whole.values())), kind=kind)
+
+
+def _ask_worker(ray: Any, device: str, demand: Demand) -> Any:
+    options = {**demand.resources(), "label_selector": demand.labels(), "max_retries": 1}
+    asked = ray.remote(_facts).options(**options).remote(device)
     try:
         return ray.get(asked, timeout=SURVEY_SECONDS)
     except ray.exceptions.GetTimeoutError:

@@ -192,6 +192,20 @@ def test_a_killed_driver_resumes(tmp_path, undisturbed):
     assert equal
 
 
+def test_two_shards_share_a_gpu(tmp_path, undisturbed):
+    facts = outcome.act("shared_gpu", tmp_path)
+    assert facts["failure"] is None
+    assert facts["workers"] == 2
+    assert outcome.left(tmp_path) == undisturbed
+
+
+def test_a_cluster_of_another_version_is_refused(tmp_path):
+    said = outcome.act("other_version", tmp_path)["failure"]
+    assert "runs other versions: install the cluster's Ray and Python here" in said
+    assert "2.59.0" in said
+    assert len(said.splitlines()) == 1
+
+
 def test_prometheus_reads_the_drivers_figures(tmp_path):
     read = outcome.act("metrics", tmp_path)["read"]
     text = "\n".join(read)

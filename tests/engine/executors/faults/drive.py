@@ -65,14 +65,14 @@ class Drive:
         self._noticed: float | None = None
         self._recovered: float | None = None
 
-    def train(self, ray, train, policy: Policy | None = None) -> dict:
+    def train(self, ray, train, policy: Policy | None = None, **how) -> dict:
         """Train what is missing; returns the facts."""
         if train == "real":
             proper = TrainStack(numerics=ray_place.survey(ray, "cpu").numerics)
             train = Marked(marks=str(self.marks), train=proper)
         watch = Watch(say=self._say, figures=self._figures)
         failure, self._start = None, time.monotonic()
-        executor = RayExecutor(ray, train, watch, policy=policy)
+        executor = RayExecutor(ray, train, watch, policy=policy, **how)
         try:
             executor.run(self.job, self.stacks, self._store, lambda index, done: None)
         except (RuntimeError, OSError) as error:

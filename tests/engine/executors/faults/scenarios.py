@@ -19,7 +19,9 @@ from pathlib import Path
 
 from drive import REAL, Drive, after, fake, local, nodes, processes_of, trainers
 
+from engine.executors import ray_cluster
 from engine.executors.ray_ledger import Policy
+from engine.executors.ray_place import Demand
 
 IMPATIENT = Policy(silence=12.0)
 
@@ -71,6 +73,26 @@ def metrics(folder, train):
         drive.on_stored = lambda count: after(0.0, scrape)
         facts = drive.train(ray, fake(drive, seconds=3.0))
         return {**facts, "read": read}
+
+
+def shared_gpu(folder, train):
+    """Two workers on the one (pretended) GPU that the cluster has."""
+    drive = Drive(folder, size=4)
+    with local(gpus=1) as ray:
+        facts = drive.train(ray, fake(drive), demand=Demand(shards_per_gpu=2))
+        return {**facts, "workers": len(drive.figures["speeds"])}
+
+
+def other_version(folder, train):
+    """This process has another Ray than the cluster."""
+    with nodes(1) as (ray, cluster, _):
+        ray.shutdown()
+        ray.__version__ = "2.59.0"
+        try:
+            with ray_cluster.connected(ray_cluster.Where(address=cluster.address)):
+                return {"failure": None}
+        except ValueError as error:
+            return {"failure": str(error)}
 
 
 def kill_workers(folder, train):

@@ -1,0 +1,91 @@
+"""Places for shards, counted on made-up nodes; no Ray needed."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine.executors import ray_place
+from engine.executors.ray_place import KIND, Demand, bytes_per_shard, main_kind, slots, survey
+
+GIB = 2**30
+
+
+def node(name, cpus, gpus=0, kind="", alive=True):
+    labels = {KIND: kind} if kind else {}
+    resources = {"CPU": cpus, "memory": 8 * GIB, **({"GPU": gpus} if gpus else {})}
+    return {"NodeID": name, "Alive": alive, "Resources": resources, "Labels": labels}
+
+
+NODES = [
+    node("head", 0),
+    node("cpu", 8),
+    node("two", 16, 2, "A100"),
+    node("four", 3, 4, "H100"),
+    node("old", 4, 1),
+    node("gone", 64, 8, "B200", alive=False),
+]
+
+
+@pytest.mark.parametrize(
+    ("demand", "places"),
+    [
+        (Demand(), {"cpu": 8, "two": 16, "four": 3, "old": 4}),
+        (Demand(shards_per_gpu=1), {"two": 2, "four": 3, "old": 1}),
+        (Demand(shards_per_gpu=3), {"two": 6, "four": 3, "old": 3}),
+        (Demand(shards_per_gpu=1, kind="H100"), {"four": 3}),
+        (Demand(shards_per_gpu=1, kind="B200"), {}),
+    ],
+)
+def test_a_shard_takes_a_cpu_and_a_gpu_or_its_share_of_the_right_kind(demand, places):
+    assert slots(NODES, demand) == places
+
+
+@pytest.mark.parametrize("per_gpu", range(1, 12))
+def test_as_many_shares_fit_on_a_gpu_as_planned(per_gpu):
+    share = Demand(shards_per_gpu=per_gpu).resources()["num_gpus"]
+    assert share * per_gpu <= 1 < share * (per_gpu + 1)
+    assert round(share * 10_000) == pytest.approx(share * 10_000)  # what Ray keeps
+
+
+def test_the_kind_with_most_gpus_is_used_and_the_dead_do_not_count():
+    assert main_kind(NODES) == "H100"
+    assert main_kind([node("a", 1, 1), node("b", 1)]) == ""
+    assert main_kind([]) == ""
+
+
+def test_processes_that_share_a_gpu_share_its_memory_and_pay_for_their_contexts():
+    assert bytes_per_shard(80 * GIB, 1) == int(72 * GIB)
+    assert 2 * bytes_per_shard(80 * GIB, 2) == 71 * GIB
+    assert bytes_per_shard(GIB, 4) < 0  # the planner then says what one model needs
+
+
+def fake_ray(nodes):
+    total = sum(n["Resources"].get("GPU", 0) for n in nodes if n["Alive"])
+    return SimpleNamespace(
+        nodes=lambda: nodes, cluster_resources=lambda: {"GPU": total} if total else {}
+    )
+
+
+def test_more_processes_than_gpus_are_planned_as_shares_with_less_memory_each(monkeypatch):
+    monkeypatch.setattr(ray_place, "_ask_worker", lambda *_: ({}, {}, 80 * GIB))
+    alone, shared = (survey(fake_ray(NODES), "auto", p) for p in ("auto", 6))
+    assert (alone.demand, alone.slots) == (Demand(shards_per_gpu=1, kind="H100"), 3)
+    assert shared.demand == Demand(shards_per_gpu=2, kind="H100")
+    assert shared.bytes_per_slot == bytes_per_shard(80 * GIB, 2) < alone.bytes_per_slot / 2
+    on_cpu = survey(fake_ray(NODES), "cpu", 6)
+    assert (on_cpu.demand, on_cpu.slots) == (Demand(), 31)
+    assert on_cpu.bytes_per_slot == int(0.9 * 8 * GIB // 16)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "device", "words"),
+    [
+        ([node("a", 4)], "cuda", "the cluster has no GPU: add GPU nodes or use --device cpu"),
+        ([node("a", 0)], "auto", "no node of the cluster has a CPU to offer"),
+        ([node("a", 0, 4)], "auto", "no node of the cluster has a CPU and a GPU to offer"),
+        ([node("a", 4)], "tpu", "known are auto, cpu, cuda"),
+    ],
+)
+def test_clusters_that_cannot_train_the_study_are_refused_in_one_sentence(nodes, device, words):
+    with pytest.raises(ValueError, match=words):
+        survey(fake_ray(nodes), device)
