@@ -18,7 +18,7 @@ from engine.executors.ray_check import checked
 from engine.executors.ray_cluster import Where, connected, in_job
 from engine.executors.ray_interrupt import Interrupts
 from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign, describe
-from engine.executors.ray_metrics import Metrics
+from engine.executors.ray_metrics import displays
 from engine.executors.ray_place import Demand
 from engine.executors.ray_worker import (
     Board,
@@ -131,8 +131,8 @@ class RayExecutor:
         """
         shards = [Shard(origin=i, stack=stack) for i, stack in enumerate(stacks)]
         ledger = Ledger(policy=self._policy, shards=shards)
+        shows, told = displays(), 0
         session = _Session(self._ray, self._train, self._demand, job, ledger)
-        metrics, told = Metrics(), 0
         with Interrupts() as interrupts:
             try:
                 while ledger.unfinished and not ledger.hopeless:
@@ -147,10 +147,11 @@ class RayExecutor:
                     for sentence in ledger.reasons[told:]:
                         self._watch.say(sentence)
                     told = len(ledger.reasons)
-                    if session.fresh:
+                    if session.fresh or not ledger.unfinished:
                         shown = ledger.snapshot()
                         self._watch.figures(shown.to_json())
-                        metrics.show(shown)
+                        for display in shows:
+                            display.show(shown)
             finally:
                 session.end()
                 if self._close:
