@@ -1,11 +1,13 @@
 """What Ray costs: workers against plain processes, and a driver that feeds 64 pretended workers.
 
-    python bench/ray_executor.py overhead --models 32 --epochs 20
-    python bench/ray_executor.py scale --workers 64 --shards 4096 --seconds 1 --megabytes 2
+    python bench/ray_executor.py overhead
+    python bench/ray_executor.py scale
 
 `overhead` trains the digits study with local processes and with Ray, on one and on two workers, one
-after the other, and compares the exported arrays. `scale` sleeps instead of training and returns
-arrays of real size: it shows what the driver can take. Rows go to bench/results/ray_executor.csv.
+after the other, and compares the exported arrays. Beyond training is what a run took more than the
+sum of its stacks' times, on one worker, where nothing is hidden. `scale` sleeps instead of training
+and returns arrays of real size: it shows what the driver can take. Rows go to
+bench/results/ray_executor.csv.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -63,50 +66,67 @@ def tiny_job(models: int, epochs: int) -> Job:
     return Job(study=study, data=prepare(study).data, device="cpu", kernel_plan=plan)
 
 
-def timed(executor: Any, job: Job, work: Sequence[Stack]) -> tuple[float, str]:
-    """Seconds of one run and a hash of all results."""
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One run: its seconds, those of its stacks added up, and a hash of all results."""
+
+    wall: float
+    training: float
+    digest: str
+
+
+def timed(executor: Any, job: Job, work: Sequence[Stack]) -> Timing:
+    """Run once."""
     hashes: dict[str, str] = {}
+    training = [0.0]
 
     def keep(results: Sequence[ModelResult]) -> None:
         for result in results:
+            training[0] += result.seconds
             for name, values in result.arrays.items():
                 hashes[f"{result.ref}{name}"] = hashlib.sha256(values.tobytes()).hexdigest()
 
     start = time.perf_counter()
     executor.run(job, work, keep, lambda index, done: None)
-    seconds = time.perf_counter() - start
-    return seconds, hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()
+    wall = time.perf_counter() - start
+    digest = hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()
+    return Timing(wall=wall, training=training[0], digest=digest)
 
 
 def overhead(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Local and Ray, one and two workers; a warm-up run each, since processes compile first."""
     job = tiny_job(options.models, options.epochs)
     work = stacks(job.study, list(study_refs(job.study)), 8, 2)
-    times: dict[str, list[float]] = {}
-    digests = set()
+    found: dict[str, list[Timing]] = {}
     for workers in (2, 1):
         with connected(Where(address="local", cpus=workers)) as ray:
             train = TrainStack(numerics=survey(ray, "cpu").numerics)
             timed(RayExecutor(ray, train, SILENT), job, work[:workers])
             for _ in range(options.repeats):
                 for name, executor in (
-                    (f"ray {workers}", RayExecutor(ray, train, SILENT)),
-                    (f"local {workers}", LocalExecutor(workers)),
+                    ("ray", RayExecutor(ray, train, SILENT)),
+                    ("local", LocalExecutor(workers)),
                 ):
-                    seconds, digest = timed(executor, job, work)
-                    times.setdefault(name, []).append(seconds)
-                    digests.add(digest)
-                    print(f"{name} worker(s): {seconds:.1f} s", flush=True)
-    assert len(digests) == 1, "executors disagree"
-    usual = {name: statistics.median(values) for name, values in times.items()}
-    return [
-        {
-            "what": f"{name} worker(s), {len(work)} shards",
-            "value": f"{seconds:.2f} s",
-            "note": f"ratio to one worker {usual[name.split()[0] + ' 1'] / seconds:.2f}",
-        }
-        for name, seconds in usual.items()
-    ]
+                    timing = timed(executor, job, work)
+                    found.setdefault(f"{name} {workers}", []).append(timing)
+                    print(f"{name} {workers} worker(s): {timing.wall:.1f} s", flush=True)
+    assert len({t.digest for timings in found.values() for t in timings}) == 1, "executors disagree"
+    return [overhead_row(name, found, len(work)) for name in found]
+
+
+def overhead_row(name: str, found: dict[str, list[Timing]], shards: int) -> dict[str, Any]:
+    """Medians of one executor with one number of workers."""
+    executor, workers = name.split()
+    usual = statistics.median(timing.wall for timing in found[name])
+    alone = found[f"{executor} 1"]
+    note = f"n = {len(found[name])}; "
+    if workers == "1":
+        beyond = statistics.median(timing.wall - timing.training for timing in alone) / shards
+        note += f"beyond training {beyond:.2f} s a shard, {beyond / 0.6:.1f} % of a minute"
+    else:
+        note += f"{statistics.median(t.wall for t in alone) / usual:.2f} times one worker"
+    what = f"{name} worker(s), {shards} shards"
+    return {"what": what, "value": f"{usual:.2f} s", "note": note}
 
 
 def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -151,9 +171,9 @@ def main() -> None:
     """Run one of the two and append its rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("overhead", "scale"))
-    parser.add_argument("--models", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--models", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--shards", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=1.0)
