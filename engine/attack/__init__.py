@@ -12,6 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from attacks.exclusion import plan_exclusion
+from attacks.types import AttackScores
 from engine.attack import groups as grouping
 from engine.attack import settings as asked
 from engine.attack import sources as where
@@ -20,6 +21,7 @@ from engine.attack.means import Mean, means
 from engine.attack.output import prepare, write
 from engine.attack.result import Result
 from engine.attack.rows import Row, model_counts, rows
+from engine.attack.sources import Source
 
 __all__ = ["Attacked", "Mean", "attack"]
 
@@ -72,24 +74,9 @@ def attack(
         grouping.check(source, wanted_groups)
     if out is not None:
         prepare(Path(out))
-    designs: dict[str, str] = {}
-    found_rows: list[Row] = []
-    found_means: list[Mean] = []
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for source in sources:
-        plan = plan_exclusion(source.matrix.keep_MN, source.matrix.design, source.matrix.scores_MNQ)
-        designs[source.name] = plan.design
-        wanted = where.targets(source, targets)
-        masks = grouping.groups(source, wanted_groups, plan, wanted)
-        counts = model_counts(source, plan, wanted, masks)
-        drawn = tuple(name for name in masks if name in ("all", *grouping.kinds(source)))
-        for name in chosen:
-            attacked = function(name)(source, values, wanted, plan)
-            found_rows += rows(source, name, values, attacked, plan, masks, counts)
-            found_means += means(source, name, values, attacked, masks, drawn)
-            prefix = f"{source.name}/{name}" if len(sources) > 1 else name
-            for field in ("scores_TN", "membership_TN", "excluded_TN"):
-                arrays[f"{prefix}/{field}"] = getattr(attacked, field)
+    parts = [_attack_one(source, chosen, values, targets, wanted_groups) for source in sources]
+    found_rows = [row for part in parts for row in part.rows]
+    found_means = [mean for part in parts for mean in part.means]
     written: Sequence[Path] = ()
     if out is not None:
         result = Result(
@@ -97,10 +84,53 @@ def attack(
             sources=sources,
             attacks=chosen,
             settings=values,
-            designs=designs,
+            designs={source.name: part.design for source, part in zip(sources, parts, strict=True)},
             rows=found_rows,
             means=found_means,
-            arrays=arrays,
+            arrays=_arrays(sources, parts),
         )
         written = write(Path(out), result)
     return Attacked(rows=found_rows, means=found_means, written=written)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What came of one score matrix; attacked: by attack."""
+
+    design: str
+    rows: list[Row]
+    means: list[Mean]
+    attacked: dict[str, AttackScores]
+
+
+def _attack_one(
+    source: Source,
+    names: Sequence[str],
+    settings: asked.Settings,
+    targets: str,
+    wanted_groups: Sequence[str],
+) -> _Part:
+    matrix = source.matrix
+    plan = plan_exclusion(matrix.keep_MN, matrix.design, matrix.scores_MNQ)
+    wanted = where.targets(source, targets)
+    masks = grouping.groups(source, wanted_groups, plan, wanted)
+    counts = model_counts(source, plan, wanted, masks)
+    drawn = tuple(name for name in masks if name in ("all", *grouping.kinds(source)))
+    part = _Part(design=plan.design, rows=[], means=[], attacked={})
+    for name in names:
+        attacked = function(name)(source, settings, wanted, plan)
+        part.rows.extend(rows(source, name, settings, attacked, plan, masks, counts))
+        part.means.extend(means(source, name, settings, attacked, masks, drawn))
+        part.attacked[name] = attacked
+    return part
+
+
+def _arrays(sources: Sequence[Source], parts: Sequence[_Part]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of scores.npz by key, the matrix's name first where there are several."""
+    found = {}
+    for source, part in zip(sources, parts, strict=True):
+        for name, attacked in part.attacked.items():
+            prefix = f"{source.name}/{name}" if len(sources) > 1 else name
+            for field in ("scores_TN", "membership_TN", "excluded_TN"):
+                found[f"{prefix}/{field}"] = getattr(attacked, field)
+    return found
