@@ -5,7 +5,8 @@
 
 Needs torch, triton and numpy only. Nothing is timed unless everything is right. Each op is timed
 against its floor (bytes over this GPU's own copy speed) and against the best library call:
-cuDNN's channels-last batch norm, grouped convolution, torch's foreach SGD (gates G1, G3, G4).
+cuDNN's channels-last batch norm, grouped convolution, torch's foreach SGD (gates G1, G3, G4); a training
+step against plain torch, eager, as a CUDA graph, under plain vmap and in several processes.
 
 M models, N samples, C channels.
 """
@@ -27,9 +28,16 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import kernels  # noqa: E402
+from bench.gpu_rivals import Workload, one_net, plain_vmap, processes  # noqa: E402
 from bench.gpu_rows import Bench, Call, Row, save, table  # noqa: E402
 from kernels import _examples, _layout, _register, _selfcheck, grad_norm  # noqa: E402
 from kernels.grad_norm.cost import fit  # noqa: E402
+
+EAGER = "plain torch, channels-last, one net"
+GRAPH = "the same, a CUDA graph"
+FULL_NORM = "batch_norm with penalty and norms"
+NET_SAMPLES, NET_EPOCHS = 25_000, 24
+"""What makes a net in G1's nets an hour: half of CIFAR-10, ResNet-9's usual epochs."""
 
 
 def correctness(bench: Bench, dtypes: tuple[torch.dtype, ...]) -> list[str]:
@@ -143,7 +151,7 @@ def norms(bench: Bench, speed: float, dtype: torch.dtype) -> list[Row]:
         rival = bench.time(bench.captured(partial(library, "batch")))
         for what, call in (
             ("batch_norm", trained(plain, three)),
-            ("batch_norm with penalty and norms", trained(full, [*three, probe])),
+            (FULL_NORM, trained(full, [*three, probe])),
         ):
             seconds = bench.time(bench.captured(call))
             rows.append(Row(what, name, kind, seconds, floor, "cuDNN, a model at a time", rival))
@@ -249,30 +257,31 @@ def gradient_norms(bench: Bench, dtype: torch.dtype) -> list[Row]:
 
 
 def training(bench: Bench, sizes: tuple[int, ...], net: str) -> list[Row]:
-    """G1: a training step of a stack of M, per model; rival: plain torch, one net at a time.
+    """G1: a training step of a stack of M, per model, beside plain torch in four forms.
 
     The floor is the step's operations at the speed of a large product, so its share is the MFU.
     """
     from engine.models import build
-    from engine.sequential import plain
     from engine.stack import build_stack, gradients, zeros
 
     make = lambda: build(net, norm="batch", classes=10, channels=3, size=32)  # noqa: E731
-    alone = plain(make()).to(bench.device).to(memory_format=torch.channels_last).train()  # type: ignore[no-untyped-call]
-    images = torch.randn(max(sizes), bench.batch, 3, 32, 32, device=bench.device)
-    labels = torch.zeros(max(sizes), bench.batch, dtype=torch.int64, device=bench.device)
-    batch = images[0].contiguous(memory_format=torch.channels_last)
-    optimiser = torch.optim.SGD(alone.parameters(), 1e-3, momentum=0.9)
-
-    def rival() -> None:
-        optimiser.zero_grad()
-        F.cross_entropy(alone(batch), labels[0]).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-
+    work = Workload(net, bench.batch, bench.device)
+    alone = one_net(work)
     with FlopCounterMode(display=False) as counter:
-        rival()
+        alone()
     peak_seconds = counter.get_total_flops() / product_speed(bench)
-    rival_seconds, rows = bench.time(rival), []
+    what = f"training step of {net}, a model"
+    alone_seconds = bench.time(alone)
+    graph_seconds = bench.time(bench.captured(alone))
+    rows = [
+        Row(what, "one net, a CUDA graph", "float32", graph_seconds, peak_seconds, EAGER,
+            alone_seconds),
+    ]  # fmt: skip
+    for count in bench.processes:
+        seconds = processes(work, count, bench.process_seconds)
+        shape = f"{count} processes"
+        rows.append(Row(what, shape, "float32", seconds, peak_seconds, EAGER, alone_seconds))
+    images, labels = work.images(max(sizes))
     for models in sizes:
         if not bench.left():
             print(f"  out of time before M = {models}")
@@ -286,11 +295,40 @@ def training(bench: Bench, sizes: tuple[int, ...], net: str) -> list[Row]:
             _, grads = gradients(k, s, images[:m], labels[:m], r * 0)
             kernels.sgd.step(s.params, grads, b, r, r * 0)
 
-        seconds = bench.time(step) / models
-        what, name = f"training step of {net}, a model", "plain torch, channels-last"
-        rows.append(Row(what, f"M={models}", "float32", seconds, peak_seconds, name,
-                        rival_seconds))  # fmt: skip
+        shape, seconds = f"M={models}", bench.time(step) / models
+        rows.append(Row(what, shape, "float32", seconds, peak_seconds, EAGER, alone_seconds))
+        rows.append(Row(what, shape, "float32", seconds, peak_seconds, GRAPH, graph_seconds))
+        if models in bench.vmapped:
+            rival = bench.time(plain_vmap(work, models)) / models
+            rows.append(Row(what, shape, "float32", seconds, peak_seconds, "plain vmap", rival))
     return rows
+
+
+def gates(rows: list[Row], batch: int) -> list[str]:
+    """G1 and G3 in sentences: what the rows say of them, and nothing of what was not run."""
+    said = []
+    steps = [row for row in rows if row.shape.startswith("M=") and row.rival == GRAPH]
+    if steps:
+        best = min(steps, key=lambda row: row.seconds)
+        an_hour = 3600 / (best.seconds * (NET_SAMPLES // batch) * NET_EPOCHS)
+        verdict = "held" if best.rival_seconds >= best.seconds else "not held"
+        said.append(
+            f"G1 {verdict}: the best stack ({best.shape}) makes {an_hour:.0f} nets a GPU-hour "
+            f"({NET_EPOCHS} epochs of {NET_SAMPLES:,} samples, batch {batch}, by its steps alone), "
+            f"{best.rival_seconds / best.seconds:.2f} x one net at a time as a CUDA graph"
+        )
+    plain = {(r.shape, r.dtype): r for r in rows if r.what == "batch_norm"}
+    for row in rows:
+        if row.what != FULL_NORM or (row.shape, row.dtype) not in plain:
+            continue
+        base = plain[row.shape, row.dtype]
+        share, extra = base.floor_seconds / base.seconds, row.seconds / base.seconds - 1
+        verdict = "held" if share >= 0.75 and extra <= 0.05 else "not held"
+        said.append(
+            f"G3 {verdict} at {row.shape} {row.dtype}: {share:.0%} of the copy speed on eight "
+            f"passes (75 % asked), penalty and norms cost {extra:+.1%} (5 % allowed)"
+        )
+    return said
 
 
 def main() -> None:
@@ -304,11 +342,11 @@ def main() -> None:
     dtypes = (torch.float32,) if chosen.dry_run else (torch.float32, torch.bfloat16)
     sizes: tuple[int, ...]
     if chosen.dry_run:
-        bench = Bench("cpu", 2, 4, ((16, 6),), 1, deadline)
+        bench = Bench("cpu", 2, 4, ((16, 6),), 1, deadline, (2,), 0.5, (2,))
         sizes, net = (1, 2), "resnet8"
     else:
         layers = ((64, 32), (128, 16), (256, 8), (512, 4))
-        bench = Bench("cuda", 8, 128, layers, 20, deadline)
+        bench = Bench("cuda", 8, 128, layers, 20, deadline, (2, 4, 8), 4.0, (1, 8))
         sizes, net = (1, 2, 4, 8, 16, 32), "resnet9"
     print("correctness")
     wrong = correctness(bench, dtypes)
@@ -325,6 +363,8 @@ def main() -> None:
     rows += training(bench, sizes, net)
     if not chosen.dry_run:
         print(f"rows in {save(rows)}")
+    print("gates" + " (tiny shapes on a CPU: they say nothing of a GPU)" * chosen.dry_run)
+    print("\n".join(gates(rows, bench.batch)))
     print(table(rows))
 
 

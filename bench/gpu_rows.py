@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how large."""
+    """Where and how large; `processes` and `vmapped`: how many models G1's rivals train at once."""
 
     device: str
     models: int
@@ -45,6 +45,9 @@ class Bench:
     layers: tuple[tuple[int, int], ...]
     repeats: int
     deadline: float
+    processes: tuple[int, ...]
+    process_seconds: float
+    vmapped: tuple[int, ...]
 
     def time(self, call: Call) -> float:
         """Median seconds of a call, by the device's own clock, after a warm-up."""

@@ -33,6 +33,34 @@ def test_the_dry_run_checks_then_times_and_prints_its_table_last():
     for what in ("batch_norm", "group_norm", "conv2d", "conv_norms", "sgd", "cross_entropy_phi",
                  "augment", "training step of resnet8"):  # fmt: skip
         assert any(line.startswith(what) for line in lines[head + 1 :]), what
+    rivals = [line for line in lines[head + 1 :] if line.startswith("training step")]
+    for shape in ("one net, a CUDA graph", "2 processes", "M=2"):
+        assert any(shape in line for line in rivals), shape
+    assert any("plain vmap" in line for line in rivals)
+    assert not any("nan" in line for line in rivals)
+    assert sum(line.startswith("G1 ") for line in lines) == 1
+    assert sum(line.startswith("G3 ") for line in lines) == 1
+
+
+def test_gates_are_judged_by_their_rows():
+    from bench.gpu_check import FULL_NORM, GRAPH, gates
+    from bench.gpu_rows import Row
+
+    def rows(floor, extra, rival):
+        return [
+            Row("batch_norm", "8x128", "float32", 1.0, floor, "cuDNN", 2.0),
+            Row(FULL_NORM, "8x128", "float32", 1.0 + extra, floor, "cuDNN", 2.0),
+            Row("training step of resnet9, a model", "M=8", "float32", 1e-3, 5e-4, GRAPH, rival),
+        ]
+
+    nets_an_hour = 3600 / (1e-3 * 195 * 24)
+    (one, three) = gates(rows(0.8, 0.04, 2e-3), 128)
+    assert one.startswith(f"G1 held: the best stack (M=8) makes {nets_an_hour:.0f} nets")
+    assert three.startswith("G3 held at 8x128 float32: 80% of the copy speed")
+    assert gates(rows(0.7, 0.04, 2e-3), 128)[1].startswith("G3 not held")
+    assert gates(rows(0.8, 0.06, 2e-3), 128)[1].startswith("G3 not held")
+    assert gates(rows(0.8, 0.04, 5e-4), 128)[0].startswith("G1 not held")
+    assert gates([], 128) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: the script would run")
