@@ -5,8 +5,8 @@
 
 Needs torch, triton and numpy only. Nothing is timed unless everything is right. Each op is timed
 against its floor (bytes over this GPU's own copy speed) and against the best library call:
-cuDNN's channels-last batch norm, grouped convolution, torch's foreach SGD (gates G1, G3, G4); a training
-step against plain torch, eager, as a CUDA graph, under plain vmap and in several processes.
+cuDNN's channels-last batch norm, grouped convolution, torch's foreach SGD (gates G1, G3, G4);
+a training step against plain torch: eager, as a CUDA graph, under vmap, in several processes.
 
 M models, N samples, C channels.
 """
