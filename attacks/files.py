@@ -96,12 +96,30 @@ def logit(p: Array, source: str) -> Array:
         f"{source} holds values outside 0 to 1: expected probabilities of the label",
     )
     step = float(np.finfo(p.dtype).epsneg)
-    saturated = int(((values > 1 - step) | (values == 0)).sum())
-    if saturated:
-        warnings.warn(
-            f"{source}: {saturated} of {values.size} probabilities are 0 or 1 to the last digit; "
-            "their phi is held at the last step of the type",
-            stacklevel=2,
-        )
+    _warn_of_saturated(source, "probabilities", (values > 1 - step) | (values == 0))
     values = np.clip(values, float(np.finfo(p.dtype).tiny), 1 - step)
     return np.asarray(np.log(values) - np.log1p(-values))
+
+
+def phi_from_loss(loss: Array, source: str) -> Array:
+    """phi of stored cross-entropies; a loss of 0 is held at the type's first step.
+
+    >>> bool(np.isclose(phi_from_loss(np.array([np.log1p(np.exp(-3.0))]), "x")[0], 3))
+    True
+    """
+    values = np.asarray(loss, dtype=np.float64)
+    step = float(np.finfo(loss.dtype).epsneg)
+    _warn_of_saturated(source, "losses", values < step)
+    values = np.maximum(values, step)
+    return np.asarray(-values - np.log(-np.expm1(-values)))
+
+
+def _warn_of_saturated(source: str, what: str, saturated: Array) -> None:
+    count = int(saturated.sum())
+    if count:
+        warnings.warn(
+            f"{source}: {count} of {saturated.size} {what} are saturated to the last digit (0"
+            f"{' or 1' if what == 'probabilities' else ''}); their phi is held at the last step of "
+            "the type",
+            stacklevel=3,
+        )

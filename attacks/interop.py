@@ -8,7 +8,7 @@
 - `lira_analysis` (najeebjebreel): `keep_indices.npy` (M, N) and `model_I/scores/scores.npy` (N, Q),
   or `model_I/logits/logits.npy` (N, 1, Q, K);
 - `privacy_meter`: `models/memberships.npy` (M, N) with `signals/..._signals.npy` (N, M) and
-  `..._signals_pop.npy` (Z, M), probabilities of the label;
+  `..._signals_pop.npy` (Z, M), probabilities of the label, or losses in `loss_signals.npy`;
 - `datamodels` (MadryLab): `masks.npy` and `margins.npy` (M, N), `_completed.npy` (M,);
 - `npz`: one file with `scores_MNQ` and `keep_MN`, if known `models_M`, `labels_N`,
   `population_scores_MZQ`, `correct_MN` and `kind_N`, each perhaps under `MIX/ARM/`.
@@ -31,6 +31,7 @@ from attacks.files import (
     natural_key,
     numbered,
     open_npz,
+    phi_from_loss,
 )
 from attacks.loaded import Loaded, loaded
 from attacks.npz import read_npz
@@ -201,11 +202,12 @@ def _read_privacy_meter(root: Path) -> Loaded:
     keep = as_mask(load_npy(memberships), "memberships.npy")
     files = sorted({*root.glob("*signals*.npy"), *(root / "signals").glob("*.npy")})
     own = [file for file in files if not file.stem.endswith("_pop")]
+    own = [file for file in own if not _holds_losses(file)] or own
     require(
         len(own) == 1,
         f"{root} has {len(own)} signal files ({', '.join(f.name for f in own)}): expected one",
     )
-    phi = logit(load_npy(own[0]), own[0].name)
+    phi = _phi_of_signals(own[0])
     require(
         phi.ndim == 2 and phi.shape[::-1] == keep.shape,
         f"{own[0].name} has shape {phi.shape} beside memberships {keep.shape}: expected "
@@ -214,9 +216,24 @@ def _read_privacy_meter(root: Path) -> Loaded:
     population = None
     beside = own[0].with_name(own[0].stem + "_pop.npy")
     if beside.is_file():
-        population = Population(scores_MZQ=logit(load_npy(beside), beside.name).T.copy())
+        population = Population(scores_MZQ=_phi_of_signals(beside).T.copy())
     models = list(range(keep.shape[0]))
     return loaded(phi.T.copy(), keep, models, "privacy_meter", population=population)
+
+
+def _holds_losses(signals: Path) -> bool:
+    """Privacy Meter's LOSS algorithm stores losses, the others probabilities of the label."""
+    return signals.name.startswith("loss")
+
+
+def _phi_of_signals(signals: Path) -> Array:
+    stored = load_npy(signals)
+    if not _holds_losses(signals):
+        return logit(stored, signals.name)
+    require(
+        bool((np.asarray(stored) >= 0).all()), f"{signals.name} holds losses that are not 0 or more"
+    )
+    return phi_from_loss(stored, signals.name)
 
 
 def _read_datamodels(root: Path) -> Loaded:
