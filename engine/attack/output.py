@@ -52,6 +52,11 @@ def write(out: Path, result: Result) -> list[Path]:
     """Write everything, the numbers first; the paths of the files."""
     pyarrow, parquet = _packages()
     table = pyarrow.Table.from_pylist(list(result.rows))
+    typed = [
+        field.with_type(pyarrow.float64()) if pyarrow.types.is_null(field.type) else field
+        for field in table.schema
+    ]
+    table = table.cast(pyarrow.schema(typed))
     files.write_atomic(out / ROWS, lambda stream: parquet.write_table(table, stream))
     means = [_plain(mean) for mean in result.means]
     files.write_text(out / MEANS, json.dumps(means, indent=1, allow_nan=False) + "\n")

@@ -101,6 +101,9 @@ def test_files_hold_scores_by_attack_and_by_cell(run, tmp_path):
         np.testing.assert_array_equal(stored["lira_online/membership_TN"], cell.keep_MN)
     table = pyarrow.parquet.read_table(tmp_path / "one/attacks.parquet").to_pylist()
     assert table == list(one.rows)
+    last = attack(run.path, ["loss"], cells=["flip5/bn"], targets="last", out=tmp_path / "last")
+    schema = pyarrow.parquet.read_schema(last.written[0])
+    assert str(schema.field("ppv_at_0.01_prior_0.5").type) == "double"
     before = {path: path.read_bytes() for path in one.written}
     with pytest.raises(ValueError, match=r"holds attacks\.parquet and means\.json and") as caught:
         attack(run.path, ["loss"], out=tmp_path / "one")
