@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import outcome
 import table
+from drive import fashion
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 pytestmark = [pytest.mark.slow, needs_ray]
@@ -76,6 +77,16 @@ def test_real_training_gives_the_bytes_of_one_process(tmp_path, trained, scenari
     assert equal
 
 
+def test_two_nodes_give_the_bytes_of_one_process_on_fashion_mnist(tmp_path, real_data, monkeypatch):
+    path = real_data("fashion_mnist")
+    monkeypatch.setenv("FASHION", str(path))
+    facts = outcome.act("fashion_two_nodes", tmp_path / "nodes", "real", limit=600)
+    assert facts["failure"] is None
+    equal = outcome.left(tmp_path / "nodes") == outcome.real(tmp_path / "one", *fashion(path))
+    record("fashion_two_nodes, real training", facts, equal)
+    assert equal
+
+
 def test_workers_killed_at_random_moments(tmp_path, undisturbed):
     facts = outcome.act("kill_workers", tmp_path, limit=900)
     assert facts["failure"] is None
@@ -125,6 +136,7 @@ def test_a_starved_object_store_spills_and_goes_on(tmp_path):
     expected = outcome.pretended(tmp_path / "plain", overrides=overrides, ballast_mb=20)
     facts = outcome.act("starved_store", tmp_path / "starved")
     assert facts["failure"] is None
+    assert "Spilled" in facts["stats"]
     equal = outcome.left(tmp_path / "starved") == expected
     record("starved_store", facts, equal)
     assert equal

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.slow, needs_ray]
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
+STUDY = "digits_bn_vs_nobn"
 DIGITS = ["data.limit=240", "models=4", "train.epochs=3", "train.batch=32", "resources.stack=2"]
 
 
@@ -37,7 +38,7 @@ def free_port():
 
 
 @contextlib.contextmanager
-def head(**settings):
+def head(cpus=2, **settings):
     """`ray start --head` on loopback; yields (environment, GCS address, dashboard's address)."""
     folder = tempfile.mkdtemp(prefix="head-", dir="/tmp")
     gcs = free_port()
@@ -51,7 +52,7 @@ def head(**settings):
         **settings,
     )
     (Path(folder) / "ray").mkdir()
-    command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2"]
+    command = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={cpus}"]
     command += ["--node-ip-address=127.0.0.1", f"--port={gcs}", "--dashboard-host=127.0.0.1"]
     command += [f"--dashboard-port={board}", f"--temp-dir={folder}", "--disable-usage-stats"]
     process = subprocess.Popen(
@@ -110,20 +111,35 @@ def fashion(real_data):
     ]
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion_mnist"])
-def test_a_job_gives_the_bytes_of_the_local_executor(tmp_path, name, request):
-    sets = DIGITS if name == "digits" else fashion(request.getfixturevalue("real_data"))
-    study = "digits_bn_vs_nobn"
-    local = call(engine(study, tmp_path / "local", sets), None)
-    assert local.returncode == 0, local.stderr
-    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-    with head(**settings) as (env, gcs, board):
-        _, *command = engine(study, tmp_path / "job", sets, "--executor", "ray")
+def secret():
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+
+
+def locally(tmp_path, sets, *more):
+    done = call(engine(STUDY, tmp_path / "-".join(["local", *more]), sets, *more), None)
+    assert done.returncode == 0, done.stderr
+    return exported(tmp_path / "-".join(["local", *more]))
+
+
+def test_a_job_gives_the_bytes_of_the_local_executor(tmp_path):
+    expected = locally(tmp_path, DIGITS)
+    with head(**secret()) as (env, gcs, board):
+        _, *command = engine(STUDY, tmp_path / "job", DIGITS, "--executor", "ray")
         done = submit(board, env, "python", *command)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert exported(tmp_path / "job") == exported(tmp_path / "local")
-        if name == "digits":
-            refused_jobs_and_callers(board, gcs, env, command, tmp_path)
+        assert exported(tmp_path / "job") == expected
+        refused_jobs_and_callers(board, gcs, env, command, tmp_path)
+
+
+def test_a_job_and_a_local_ray_give_its_bytes_on_fashion_mnist(tmp_path, real_data):
+    sets = fashion(real_data)
+    expected = locally(tmp_path, sets)
+    assert locally(tmp_path, sets, "--executor", "ray") == expected
+    with head(**secret()) as (env, _, board):
+        _, *command = engine(STUDY, tmp_path / "job", sets, "--executor", "ray")
+        done = submit(board, env, "python", *command)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert exported(tmp_path / "job") == expected
 
 
 def refused_jobs_and_callers(board, gcs, env, command, tmp_path):
@@ -132,7 +148,7 @@ def refused_jobs_and_callers(board, gcs, env, command, tmp_path):
     done = submit(board, env, "python", *relative)
     assert done.returncode == 1
     assert "give an absolute path on the head" in done.stdout
-    attach = engine("digits_bn_vs_nobn", tmp_path / "x", DIGITS, "--executor", "ray")
+    attach = engine(STUDY, tmp_path / "x", DIGITS, "--executor", "ray")
     attach += ["--address", gcs]
     for token, words in (("", "without a token"), ("0" * 32, "refuses this token")):
         done = call(attach, {**env, "RAY_AUTH_TOKEN": token}, 120)
@@ -148,9 +164,20 @@ def refused_jobs_and_callers(board, gcs, env, command, tmp_path):
     assert not any(env["RAY_AUTH_TOKEN"] in text for text in texts)
 
 
+def test_an_upload_over_the_limit_is_refused_with_the_words_of_our_page(tmp_path):
+    (tmp_path / "data.bin").write_bytes(os.urandom(101 * 2**20))
+    with head(**secret()) as (env, _, board):
+        start = [str(BIN / "ray"), "job", "submit", "--address", board]
+        done = call([*start, "--working-dir", str(tmp_path), "--", "true"], env, 240)
+    assert done.returncode == 1
+    words = "Maximum request body size 104857600 exceeded"
+    assert words in done.stdout + done.stderr
+    assert words in (ROOT / "docs" / "ray.md").read_text()  # Ray does not say what to do
+
+
 def test_an_open_cluster_is_refused_unless_asked_for(tmp_path):
     with head(RAY_AUTH_MODE="disabled") as (env, gcs, _):
-        attach = engine("digits_bn_vs_nobn", tmp_path / "x", DIGITS, "--executor", "ray")
+        attach = engine(STUDY, tmp_path / "x", DIGITS, "--executor", "ray")
         attach += ["--address", gcs]
         done = call(attach, env, 120)
         assert done.returncode == 1

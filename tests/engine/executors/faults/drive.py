@@ -33,6 +33,12 @@ REAL = ["train.epochs=20"]
 """For real training: long enough to be struck."""
 
 
+def fashion(path: Path) -> list[str]:
+    """Overrides for a little of Fashion-MNIST."""
+    sizes = ["data.limit=400", "query.population=100", "models=4", "train.epochs=2"]
+    return ["data.name=npz", f"data.path={path}", *sizes]
+
+
 class Drive:
     """One study in FOLDER: prepared, declared, trained on `ray`, with everything noted."""
 

@@ -17,7 +17,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from drive import REAL, Drive, after, fake, local, nodes, processes_of, trainers
+from drive import REAL, Drive, after, fake, fashion, local, nodes, processes_of, trainers
 
 from engine.executors import ray_cluster
 from engine.executors.ray_ledger import Policy
@@ -43,6 +43,13 @@ def two_nodes(folder, train):
     drive = Drive(folder, *longer(train))
     with nodes() as (ray, _, _):
         return drive.train(ray, train or fake(drive, seconds=0.2))
+
+
+def fashion_two_nodes(folder, train):
+    """Nothing happens, on two nodes, with larger images."""
+    drive = Drive(folder, *fashion(Path(os.environ["FASHION"])))
+    with nodes() as (ray, _, _):
+        return drive.train(ray, train)
 
 
 def kill_worker(folder, train):
@@ -199,10 +206,13 @@ def join_node(folder, train):
 
 def starved_store(folder, train):
     """An object store far smaller than the results that wait in it."""
+    from ray._private.internal_api import memory_summary
+
     drive = Drive(folder, "query.views=18")
     drive.on_stored = lambda count: time.sleep(0.2)
     with local(object_store_bytes=80 * 2**20) as ray:
-        return drive.train(ray, fake(drive, seconds=0.05, ballast_mb=20))
+        facts = drive.train(ray, fake(drive, seconds=0.05, ballast_mb=20))
+        return {**facts, "stats": memory_summary(stats_only=True)}
 
 
 def lost_result(folder, train):
