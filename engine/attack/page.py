@@ -55,7 +55,11 @@ def _answer(result: Result) -> str:
         told += f" [{low} to {high}]"
     if len(known) == 1:
         told = told.replace(" best:", ":")
-    rates = [f"{_tpr(rate)} of members found at {percent(rate.alpha)} FPR" for rate in best.rates]
+    rates = [
+        f"{_tpr(rate)} of members found at {percent(rate.alpha)} FPR"
+        for rate in best.rates
+        if not rate.refused
+    ]
     return f"{told}; {'; '.join(rates)}." if rates else f"{told}."
 
 
