@@ -178,6 +178,7 @@ class _Session:
 
     def submit(self) -> None:
         """Keep a quarter more shards submitted than the cluster trains at once."""
+        self._ledger.check_places(self._alive)  # what keeps off every node would wait for ever
         slots = sum(self._alive.values())
         window = max(slots + 2, slots + slots // 4)
         if self._result_bytes:
@@ -272,7 +273,6 @@ class _Session:
 
     def _see_nodes(self) -> None:
         self._alive = ray_place.slots(self._ray.nodes(), self._demand)
-        self._ledger.check_places(self._alive)
 
     def _keep_off(self) -> dict[str, str]:
         avoided = self._ledger.avoided & set(self._alive)

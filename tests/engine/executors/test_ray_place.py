@@ -1,11 +1,15 @@
 """Places for shards, counted on made-up nodes; no Ray needed."""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
 from engine.executors import ray_place
+from engine.executors.ray import NODE, _Session
+from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign
 from engine.executors.ray_place import KIND, Demand, bytes_per_shard, main_kind, slots, survey
+from engine.plan import ModelRef
 
 GIB = 2**30
 
@@ -89,3 +93,18 @@ def test_more_processes_than_gpus_are_planned_as_shares_with_less_memory_each(mo
 def test_clusters_that_cannot_train_the_study_are_refused_in_one_sentence(nodes, device, words):
     with pytest.raises(ValueError, match=words):
         survey(fake_ray(nodes), device)
+
+
+@pytest.mark.parametrize(("others", "selector"), [([], {}), (["b"], {NODE: "!in(a)"})])
+def test_a_suspected_node_is_kept_off_only_while_there_is_another(others, selector):
+    ray = MagicMock()
+    ray.nodes.return_value = [node(name, 1) for name in ("a", *others)]
+    stack = (ModelRef(mix="clean", arm="bn", model_id=0),)
+    ledger = Ledger(policy=Policy(), shards=[Shard(origin=0, stack=stack)])
+    session = _Session(ray, MagicMock(), Demand(), MagicMock(), ledger)
+    session.submit()
+    ledger.hear({1: Sign(epochs=0, node="a", pid=1, age=99.0)}, 0.0)
+    ledger.abandon(1, "silent")
+    session.submit()
+    assert set(ledger.attempts) == {1, 2}
+    assert ray.remote.return_value.options.call_args.kwargs["label_selector"] == selector
