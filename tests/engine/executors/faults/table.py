@@ -44,6 +44,7 @@ FAULTS = {
     "kill_driver": "the driver killed twice; run again",
     "plain, real training": "real training, nothing happens",
     "two_nodes, real training": "real training on two nodes, nothing happens",
+    "fashion_two_nodes, real training": "real training of Fashion-MNIST on two nodes",
     "kill_worker, real training": "real training, a worker killed",
     "kill_node, real training": "real training, a node killed",
 }
