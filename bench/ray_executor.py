@@ -17,6 +17,7 @@ import os
 import platform
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+if __name__ == "__main__":  # this folder's kernels.py must not shadow the package
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from engine import manifest
 from engine.executors.base import Job, Stack, Watch
