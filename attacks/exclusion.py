@@ -34,6 +34,8 @@ from attacks.types import Array, Bools, Design, Ints, choose, mask_of, require
 Words = npt.NDArray[np.uint64]
 _COLUMNS = 1 << 14
 _ATTEMPTS = 64
+CHANCE = 64
+"""From so many samples on, no independent coins make exact complements or equal counts."""
 
 
 def _mixed(words: Words) -> Words:
@@ -200,6 +202,23 @@ def _row_colours(keep_RN: Bools) -> Words:
     return _mixed((_mixed(hashed + rows[None, :])).sum(axis=1) ^ rows)
 
 
+def _require_coins(keep_MN: Bools, same: dict[bytes, list[int]]) -> None:
+    """Refuse to call a mask independent whose structure no accident explains."""
+    models, samples = keep_MN.shape
+    if samples < CHANCE or models < 2:
+        return
+    complements = any(
+        np.packbits(~keep_MN[members[0]]).tobytes() in same for members in same.values()
+    )
+    sums = keep_MN.sum(axis=0)
+    found = "complements" if complements else "the same number of members in every sample"
+    require(
+        not complements and not (sums == sums[0]).all(),
+        f"the mask is not bernoulli: it has {found}, so that counts would tell members; leave "
+        "design out",
+    )
+
+
 def plan_exclusion(
     keep_MN: Bools, design: Design = "auto", scores_MNQ: Array | None = None
 ) -> Exclusion:
@@ -228,6 +247,8 @@ def plan_exclusion(
                 keys[m] = (keys[m][0], _tie_break(scores_MNQ[m]))
     order = np.array(sorted(range(models), key=keys.__getitem__), dtype=np.int64)
     partner = np.full(models, -1, dtype=np.int64)
+    if design == "bernoulli":
+        _require_coins(keep, same)
     if design in ("auto", "paired"):
         for members in same.values():
             others = same.get(np.packbits(~keep[members[0]]).tobytes(), [])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from designs import balanced, bernoulli, paired
 
-from attacks.exclusion import plan_exclusion
+from attacks.exclusion import CHANCE, plan_exclusion
 
 
 def test_paired_masks_leave_out_the_complement_wherever_it_stands():
@@ -121,3 +121,17 @@ def test_a_stated_design_must_fit_the_mask():
         plan_exclusion(bernoulli(rng, 8, 100), "balanced")
     with pytest.raises(ValueError, match="unknown mask design 'halves': known are auto, paired"):
         plan_exclusion(bernoulli(rng, 8, 100), "halves")
+
+
+@pytest.mark.parametrize(
+    ("drawn", "found"), [(paired, "complements"), (balanced, "the same number of members")]
+)
+def test_coins_are_refused_for_masks_that_no_accident_explains(drawn, found):
+    keep = drawn(np.random.default_rng(10), 8, CHANCE)
+    with pytest.raises(ValueError, match=f"the mask is not bernoulli: it has {found}"):
+        plan_exclusion(keep, "bernoulli")
+    few = plan_exclusion(keep[:, : CHANCE - 1], "bernoulli")
+    assert few.design == "bernoulli"
+    assert (few.partner_M == -1).all()
+    one = plan_exclusion(keep[:1], "bernoulli")
+    assert one.design == "bernoulli"
