@@ -51,6 +51,8 @@ ATTACK_INKS = {
 }
 MOST_BANDS = 3
 """So many curves of a panel that their bands can be told apart."""
+WIDEST = 34
+"""Letters of a legend that fit above a single panel; a longer one stands beside it."""
 GROUP_NAMES = {**NAMES, "flipped": "flipped labels", "ood": "ood images"}
 
 Style = tuple[str, object]
@@ -161,7 +163,7 @@ def _drawn(
     if not panels:
         return []
     bands = max(len(curves) for _, curves in panels) <= MOST_BANDS
-    beside = len(panels) == 1 and len(entries) > MOST_BANDS
+    beside = len(panels) == 1 and sum(len(label) + 4 for label, _ in entries) > WIDEST
     figure, axes = new_figure(6.4, 4.2) if beside else panel_grid(len(panels), 0.95)
     for axis, (panel, curves) in zip(axes.flat, panels, strict=False):
         roc_axes(axis, panel, curves, bands)
@@ -183,7 +185,8 @@ def _drawn(
         caption += "No bands: they need every model as a target, and three groups of models. "
     caption += (
         "A curve starts at 1 / (non-members of a target), below which no rate can be told from "
-        "zero, or where it finds its first members."
+        "zero, or where it finds its first members. It shows what a threshold reaches: flat where "
+        "many scores tie, while AUC counts ties half."
     )
     return [Drawing(name=name, title=title, caption=caption, svg=to_svg(figure))]
 

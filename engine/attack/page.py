@@ -6,7 +6,7 @@ from html import escape
 from attacks.types import Interval
 from engine.analysis.wording import DASH, counted, number, percent
 from engine.attack.figures import LABELS, arm_style, arms
-from engine.attack.means import Rate
+from engine.attack.means import Mean, Rate
 from engine.attack.result import Result
 from engine.attack.settings import USES
 from engine.report.figures import ARM_INKS, Drawing
@@ -46,21 +46,33 @@ def _answer(result: Result) -> str:
     known = [m for m in result.means if m.group == "all" and not math.isnan(m.auc)]
     if not known:
         return "No attack has a member and a non-member to tell apart."
-    best = max(known, key=lambda row: row.auc)
+    highest = max(known, key=lambda row: row.auc)
+    telling = [row for row in known if row.auc > 0.5 and not row.interval.low <= 0.5]
+    if not telling:
+        return (
+            f"No attack here tells members from non-members: the highest AUC is {_auc(highest)}, "
+            f"{LABELS[highest.attack]}."
+        )
+    best = max(telling, key=lambda row: row.auc)
     on = f" on {best.source}" if len(result.sources) > 1 else ""
     name = LABELS[best.attack][0].upper() + LABELS[best.attack][1:]
-    told = f"{name}{on} tells members apart best: AUC {number(best.auc, 3)}"
-    if best.interval.given:
-        low, high = number(best.interval.low, 3), number(best.interval.high, 3)
-        told += f" [{low} to {high}]"
-    if len(known) == 1:
-        told = told.replace(" best:", ":")
+    most = "tells members apart: AUC "
+    if best is highest and len(known) > 1:
+        most = "has the highest AUC: "
+    told = f"{name}{on} {most}{_auc(best)}"
     rates = [
         f"{_tpr(rate)} of members found at {percent(rate.alpha)} FPR"
         for rate in best.rates
         if not rate.refused
     ]
     return f"{told}; {'; '.join(rates)}." if rates else f"{told}."
+
+
+def _auc(row: Mean) -> str:
+    value = number(row.auc, 3)
+    if not row.interval.given:
+        return value
+    return f"{value} [{number(row.interval.low, 3)} to {number(row.interval.high, 3)}]"
 
 
 def _tpr(rate: Rate) -> str:

@@ -147,12 +147,28 @@ def test_the_page_shows_every_figure_and_loads_nothing(run, tmp_path):
     refusal = "TPR at 10\N{NO-BREAK SPACE}% FPR is not given where there are fewer than 10"
     assert refusal in page
     best = max((m for m in found.means if m.group == "all"), key=lambda m: m.auc)
-    assert f"AUC {best.auc:.3f}" in page
+    assert f"has the highest AUC: {best.auc:.3f} [{best.interval.low:.3f} to" in page
     for mean in found.means:
         shown = np.isfinite(mean.roc.tpr_A)
         assert shown.any()
         assert (mean.roc.fpr_A[shown] >= 1 / mean.non_members).all()
         assert np.isfinite(mean.roc.low_A[shown]).all()
+
+
+@pytest.mark.parametrize("names", ["loss", "loss,lira_online,attack_r"])
+def test_the_page_claims_nothing_where_nothing_is_found(names, tmp_path):
+    loaded = foreign(samples=400)
+    null = np.random.default_rng(1).normal(size=loaded.matrix.scores_MNQ.shape)
+    nothing = dataclasses.replace(
+        loaded, matrix=dataclasses.replace(loaded.matrix, scores_MNQ=null)
+    )
+    found = attack(write_npz(tmp_path / "x.npz", nothing), [names], out=tmp_path / "out")
+    assert all(mean.interval.low <= 0.5 for mean in found.means)
+    page = (tmp_path / "out/attacks.html").read_text()
+    answer = re.findall(r'<p class="answer">(.*?)</p>', page)[0]
+    best = max(found.means, key=lambda mean: mean.auc)
+    told = f"No attack here tells members from non-members: the highest AUC is {best.auc:.3f} ["
+    assert answer.startswith(told)
 
 
 def test_means_are_kept_with_their_intervals(run, tmp_path):
