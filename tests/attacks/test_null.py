@@ -144,9 +144,7 @@ def test_with_signal_leaving_the_pair_out_equals_an_independent_target(design):
         centre, spread = level.normal(0, 2, (1, SAMPLES, 1)), level.uniform(0.5, 2, (1, SAMPLES, 1))
         scores = centre + spread * rng.normal(size=(4, SAMPLES, 1)) + keep[:, :, None]
         # Two shadows fewer, as many as a target of the study has.
-        pool = ScoreMatrix(
-            scores_MNQ=fresh.scores_MNQ[:10], keep_MN=fresh.keep_MN[:10], design="bernoulli"
-        )
+        pool = ScoreMatrix(scores_MNQ=fresh.scores_MNQ[:10], keep_MN=fresh.keep_MN[:10])
         apart = lira(pool, targets=ScoreMatrix(scores_MNQ=scores, keep_MN=keep, design="bernoulli"))
         rows = zip(apart.scores_TN, apart.membership_TN, strict=True)
         outside.append(np.mean([auc(s, y) for s, y in rows]))
