@@ -11,14 +11,20 @@ import numpy as np
 
 from attacks.types import Array, Bools, require
 
+MOST_NUMBER = 2**63 - 1
+"""The largest number that a model can have."""
+
 
 def load_npy(path: Path) -> Array:
     """A .npy file, memory-mapped; ValueError in one sentence where it cannot be read."""
     require(path.is_file(), f"{path} is not there")
     try:
         loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no readable .npy file of numbers: {error}") from error
+    if isinstance(loaded, np.lib.npyio.NpzFile):
+        loaded.close()
+        raise ValueError(f"{path} is a .npz archive: expected one array, as np.save writes it")
     return loaded
 
 
@@ -39,7 +45,7 @@ def as_mask(array: Array, source: str) -> Bools:
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sorts a2 before a10."""
     parts = re.findall(r"\d+|\D+", name)
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
 
 
 def numbered(names: list[str]) -> dict[str, int]:
@@ -51,6 +57,11 @@ def numbered(names: list[str]) -> dict[str, int]:
     found = {name: re.search(r"\d+", name) for name in names}
     if all(found.values()):
         numbers = {name: int(hit.group()) for name, hit in found.items() if hit}
+        for name, number in numbers.items():
+            require(
+                number <= MOST_NUMBER,
+                f"{name} names a model by a number above {MOST_NUMBER}: rename its folder",
+            )
         twice = [n for n in names if list(numbers.values()).count(numbers[n]) > 1]
         require(
             not twice,

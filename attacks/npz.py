@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attacks.files import as_mask, open_npz, read_member
+from attacks.files import MOST_NUMBER, as_mask, open_npz, read_member
 from attacks.loaded import Loaded, loaded
 from attacks.population import Population
 from attacks.types import Array, require
@@ -35,13 +35,13 @@ def read_npz(path: Path, group: str = "") -> Loaded:
         others, correct = get("population_scores_MZQ"), get("correct_MN")
         kind = get("kind_N")
     _check_companions(path, prefix, scores.shape, numbers, labels, correct, kind)
-    numbers = np.arange(scores.shape[0]) if numbers is None else numbers
+    numbers = np.arange(scores.shape[0]) if numbers is None else numbers.astype(np.int64)
     population = None if others is None else Population(scores_MZQ=others)
     mask = as_mask(keep, f"{prefix}keep_MN")
     if correct is not None:
         correct = as_mask(correct, f"{prefix}correct_MN")
     found = loaded(scores, mask, numbers.tolist(), "npz", labels, population, correct, kind)
-    return found if (np.diff(numbers) > 0).all() else _ordered(found)
+    return found if (numbers[1:] > numbers[:-1]).all() else _ordered(found)
 
 
 def _check_companions(
@@ -70,6 +70,10 @@ def _check_companions(
         require(
             what == "correct_MN" or np.issubdtype(array.dtype, np.integer),
             f"{path} has {prefix}{what} of type {array.dtype}: expected integers",
+        )
+        require(
+            array.dtype != np.uint64 or bool((array <= MOST_NUMBER).all()),
+            f"{path} has {prefix}{what} above {MOST_NUMBER}: expected integers of 64 bits, signed",
         )
     if numbers is not None:
         require(

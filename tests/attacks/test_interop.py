@@ -268,6 +268,12 @@ def test_a_longer_mask_is_cut_as_the_research_code_does_and_says_so(logits, tmp_
     assert np.array_equal(loaded.matrix.keep_MN, matrix.keep_MN)
 
 
+def archive(path):
+    """A .npz archive under the name of a .npy file."""
+    with path.open("wb") as stream:
+        np.savez(stream, scores=np.zeros((SAMPLES, QUERIES)))
+
+
 THIRD = "experiment-3_12"
 DAMAGE = {
     "disagree": lambda p: save(p / THIRD / "scores/0000000100.npy", np.zeros((29, 2))),
@@ -275,6 +281,13 @@ DAMAGE = {
     "no readable": lambda p: (p / THIRD / "keep.npy").write_bytes(b"x"),
     "one number": lambda p: save(p / "experiment-3_99/keep.npy", np.zeros(30, dtype=bool)),
     "Python objects": lambda p: save(p / THIRD / "keep.npy", np.array([{}])),
+    r"scores/0000000100\.npy is a \.npz archive: expected one array": lambda p: archive(
+        p / THIRD / "scores/0000000100.npy"
+    ),
+    r"keep\.npy is a \.npz archive: expected one array": lambda p: archive(p / THIRD / "keep.npy"),
+    "m99999999999999999999999 names a model by a number above 9223372036854775807": lambda p: (
+        p / THIRD
+    ).rename(p / "m99999999999999999999999"),
     "neither scores": lambda p: save(p / "experiment-77_12/keep.npy", np.zeros(30, dtype=bool)),
 }
 
@@ -324,6 +337,19 @@ def test_models_of_an_npz_come_in_the_order_of_their_numbers(logits, tmp_path):
     assert np.array_equal(loaded.correct_MN, arrays["correct_MN"])
 
 
+def test_unsigned_numbers_of_models_are_put_in_order(logits, tmp_path):
+    _, _, matrix = logits
+    np.savez(
+        tmp_path / "x.npz",
+        scores_MNQ=matrix.scores_MNQ[::-1],
+        keep_MN=matrix.keep_MN[::-1],
+        models_M=np.arange(MODELS, dtype=np.uint8)[::-1],
+    )
+    loaded = read(tmp_path / "x.npz")
+    assert loaded.numbers_M.tolist() == list(range(MODELS))
+    assert np.array_equal(loaded.matrix.scores_MNQ, matrix.scores_MNQ)
+
+
 @pytest.mark.parametrize(
     ("name", "array", "sentence"),
     [
@@ -335,6 +361,12 @@ def test_models_of_an_npz_come_in_the_order_of_their_numbers(logits, tmp_path):
         ("keep_MN", np.full((MODELS, SAMPLES), 2), "no mask of 0 and 1"),
         ("models_M", np.array(["a"] * MODELS), "models_M of type <U1: expected integers"),
         ("models_M", np.zeros(MODELS, dtype=int), "gives two models one number"),
+        ("models_M", np.arange(MODELS, dtype=np.uint64) + np.uint64(2**63), "models_M above 92233"),
+        (
+            "labels_N",
+            np.full(SAMPLES, 2**63, dtype=np.uint64),
+            "labels_N above 9223372036854775807",
+        ),
         ("labels_N", np.zeros(SAMPLES), "labels_N of type float64: expected integers"),
         ("labels_N", np.zeros(3, dtype=int), r"labels_N of shape \(3,\) beside scores"),
         ("kind_N", np.zeros(SAMPLES), "kind_N of type float64: expected integers"),
