@@ -228,11 +228,17 @@ def _holds_losses(signals: Path) -> bool:
 
 def _phi_of_signals(signals: Path) -> Array:
     stored = load_npy(signals)
-    if not _holds_losses(signals):
-        return logit(stored, signals.name)
+    losses = _holds_losses(signals)
+    expected = f"expected {'losses, 0 or more' if losses else 'probabilities of the label, 0 to 1'}"
     require(
-        bool((np.asarray(stored) >= 0).all()), f"{signals.name} holds losses that are not 0 or more"
+        np.issubdtype(stored.dtype, np.floating),
+        f"{signals} is of type {stored.dtype}: {expected}, floating",
     )
+    unknown = int(np.isnan(stored).sum())
+    require(not unknown, f"{signals} holds {unknown} NaN of {stored.size} values: {expected}")
+    if not losses:
+        return logit(stored, signals.name)
+    require(bool((np.asarray(stored) >= 0).all()), f"{signals} holds negative losses: {expected}")
     return phi_from_loss(stored, signals.name)
 
 

@@ -163,8 +163,35 @@ def test_privacy_meter_losses_are_no_probabilities(tmp_path):
     with pytest.warns(UserWarning, match="360 of 360 losses are saturated"):
         assert np.isfinite(read(tmp_path).matrix.scores_MNQ).all()
     save(tmp_path / "signals/loss_signals.npy", -np.ones((SAMPLES, MODELS)))
-    with pytest.raises(ValueError, match="losses that are not 0 or more"):
+    with pytest.raises(
+        ValueError, match=r"loss_signals\.npy holds negative losses: expected losses, 0 or"
+    ):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.ones((SAMPLES, MODELS), dtype=int), "is of type int64: expected"),
+        (np.ones((SAMPLES, MODELS), dtype=bool), "is of type bool: expected"),
+        (np.full((SAMPLES, MODELS), "0.5"), "is of type <U3: expected"),
+        (np.full((SAMPLES, MODELS), np.nan), "holds 360 NaN of 360 values: expected"),
+    ],
+)
+@pytest.mark.parametrize("beside", ["", "_pop"])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("loss_signals", "losses, 0 or more"), ("rmia_signals", "probabilities of the label, 0 to 1")],
+)
+def test_signals_that_are_no_numbers_of_their_kind_are_refused(
+    name, expected, beside, values, words, tmp_path
+):
+    save(tmp_path / "memberships.npy", study(0, "paired", MODELS, SAMPLES).keep_MN)
+    save(tmp_path / f"{name}.npy", np.full((SAMPLES, MODELS), 0.5))
+    save(tmp_path / f"{name}{beside}.npy", values)
+    with pytest.raises(ValueError, match=rf"{name}{beside}\.npy {words} {expected}") as caught:
+        read(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_saturated_probabilities_are_held_finite_and_counted(tmp_path):
