@@ -18,7 +18,7 @@ import numpy.typing as npt
 from attacks.exclusion import Exclusion, plan_exclusion
 from attacks.intervals import jackknife, keep_digest
 from attacks.lira import LiraParameters, lira
-from attacks.metrics import allowed_false_positives, auc_and_tpr
+from attacks.metrics import allowed_false_positives, auc_and_tpr, rate_name
 from attacks.types import (
     AttackScores,
     Bools,
@@ -192,7 +192,7 @@ def measure(
             _one_group(attacked, group, unknown, tuple(alphas), values[:, g], counts[:, :, g])
     return Evaluation(
         groups=tuple(groups),
-        metrics=("auc", *(f"tpr@{alpha:g}" for alpha in alphas)),
+        metrics=("auc", *(rate_name(alpha) for alpha in alphas)),
         value_GK=_mean(values),
         targets_TGK=values,
         replicates_RGK=np.full((0, len(groups), 1 + len(alphas)), np.nan),

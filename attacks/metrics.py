@@ -94,6 +94,15 @@ def auc(scores: Array, membership: Array) -> float:
     return auc_and_tpr(scores, membership, ())[0]
 
 
+def rate_name(alpha: float, rate: str = "tpr") -> str:
+    """The name of a metric at a false-positive rate, with as many digits as tell it apart.
+
+    >>> rate_name(0.001), rate_name(0.1234567), rate_name(np.float64(0.01), "fpr")
+    ('tpr@0.001', 'tpr@0.1234567', 'fpr@0.01')
+    """
+    return f"{rate}@{float(alpha)!r}"
+
+
 def allowed_false_positives(alpha: float, n_out: int) -> int:
     """The largest count f with f / n_out <= alpha."""
     count = min(n_out, int(alpha * n_out) + 1)
@@ -272,7 +281,7 @@ def by_group(
             }
             for alpha in alphas:
                 result = tpr_at_fpr(s, y, alpha)
-                row |= {f"tpr@{alpha:g}": result.tpr, f"fpr@{alpha:g}": result.realised_fpr}
+                row |= {rate_name(alpha): result.tpr, rate_name(alpha, "fpr"): result.realised_fpr}
             known = ~np.isnan(s)
             row |= {"n_in": float((y & known).sum()), "n_out": float((~y & known).sum())}
             rows.append(row | {"excluded": float((~known).sum())})

@@ -18,6 +18,9 @@ from attacks.outcome import attack_scores, enter
 from attacks.population import Population
 from attacks.types import Array, AttackScores, Excluded, Floats, ScoreMatrix, choose, require
 
+MOST_SEED = 2**32 - 1
+"""The largest seed that scikit-learn takes."""
+
 Features = Array | Callable[[int], tuple[Array, Array]]
 
 
@@ -31,6 +34,7 @@ class QuantileParameters:
 
     def __post_init__(self) -> None:
         require(0 < self.alpha < 1, f"alpha is {self.alpha}: expected between 0 and 1")
+        require(0 <= self.seed <= MOST_SEED, f"seed is {self.seed}: expected 0 to {MOST_SEED}")
         choose("regressor", self.regressor, ("boosting", "linear"))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from attacks.evaluate import Evaluation, evaluate, measure
 from attacks.exclusion import Exclusion
+from attacks.metrics import rate_name
 from attacks.types import AttackScores, Interval, Ints, ScoreMatrix, no_interval
 from engine.analysis.findings import MOST_GROUPS, Roc
 from engine.analysis.scoring import GRID_A, MOST_THREADS
@@ -147,7 +148,7 @@ def _rate(found: Evaluation, group: str, alpha: float, fewest: int, level: float
         reason = f"fewer than {math.ceil(1 / alpha):,} non-members of a target"
         missing = no_interval(level, "none", reason)
         return Rate(alpha=alpha, tpr=math.nan, interval=missing, refused=reason)
-    metric = f"tpr@{alpha:g}"
+    metric = rate_name(alpha)
     return Rate(
         alpha=alpha,
         tpr=found.value(group, metric),

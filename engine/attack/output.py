@@ -29,9 +29,13 @@ def prepare(out: Path) -> None:
     """Make the folder, before anything is computed.
 
     Raises:
-        ValueError: it is a file, or holds results.
+        ValueError: it is a file, or holds results, or is the current folder and holds anything.
         RuntimeError: a package that the files need is not installed.
     """
+    if out == Path() and any(out.iterdir()):
+        raise ValueError(
+            "--out is empty or the current folder, which holds files: name a new folder"
+        )
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file: name a folder")
     there = [name for name in (ROWS, MEANS, SCORES, PAGE, FIGURES) if (out / name).exists()]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from attacks.interop import READERS
 from attacks.lira import CENTRES, VARIANCES
 from attacks.metrics import PRIORS
+from attacks.quantile import MOST_SEED
 from attacks.types import DESIGNS
 from engine.study import unknown
 
@@ -51,6 +52,9 @@ class Settings:
                 raise ValueError(f"--set {name}={told}: expected rates between 0 and 1")
         for name in ("fpr", "priors"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+            _require_told_apart(name, getattr(self, name))
+        if self.seed > MOST_SEED:
+            raise ValueError(f"--set seed={self.seed}: expected 0 to {MOST_SEED}")
         for name in ("references", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--set {name}={getattr(self, name)}: expected 0 or more")
@@ -59,6 +63,17 @@ class Settings:
                 raise ValueError(f"--set {name}={getattr(self, name)}: expected above 0")
         if isinstance(self.a, float) and not 0 <= self.a <= 1:
             raise ValueError(f"--set a={self.a:g}: expected 0 to 1, or tuned")
+
+
+def _require_told_apart(name: str, rates: tuple[float, ...]) -> None:
+    """Columns of tables are named by rates, at six digits."""
+    shown = [f"{rate:g}" for rate in rates]
+    for place, text in enumerate(shown):
+        if text in shown[:place]:
+            first, second = rates[shown.index(text)], rates[place]
+            raise ValueError(
+                f"--set {name}={first!r},{second!r}: both would be called {text}, leave one out"
+            )
 
 
 _LIRA, _RMIA = ("variance", "centre", "shrinkage"), ("gamma", "references")

@@ -15,7 +15,7 @@ from attacks.intervals import (
     permutation_null,
 )
 from attacks.lira import LiraParameters, lira
-from attacks.metrics import auc, tpr_at_fpr
+from attacks.metrics import auc, rate_name, tpr_at_fpr
 from attacks.types import ScoreMatrix
 
 
@@ -216,3 +216,13 @@ def test_measuring_scores_that_are_there_gives_the_same_means():
     assert np.isnan(by_target.targets_TGK[4, 1]).all()
     full.targets_TGK[4, 1] = np.nan
     np.testing.assert_array_equal(by_target.targets_TGK, full.targets_TGK)
+
+
+def test_two_rates_that_print_alike_stay_two_metrics():
+    matrix = study(0, "paired", 8, 200)
+    everything = {"all": np.ones(200, dtype=bool)}
+    rates = (0.0449999, 0.045, 0.4, 0.40000001)
+    found = evaluate(matrix, lira_attack(), everything, alphas=rates)
+    assert len(set(found.metrics)) == 1 + len(rates)
+    assert [found.value("all", rate_name(rate)) for rate in rates] == found.value_GK[0, 1:].tolist()
+    assert "tpr@0.045" in found.metrics

@@ -83,3 +83,5 @@ def test_bad_features_are_refused():
         quantile(matrix, population, features, of_population, QuantileParameters(alpha=0.001))
     with pytest.raises(ValueError, match="unknown regressor 'forest'"):
         QuantileParameters(regressor="forest")
+    with pytest.raises(ValueError, match="seed is 4294967296: expected 0 to 4294967295"):
+        QuantileParameters(seed=2**32)

@@ -262,6 +262,13 @@ def test_models_that_diverged_are_neither_targets_nor_shadows(tmp_path):
         (["loss"], {"groups": ","}, "names nothing: known are kind, class, decile"),
         (["loss"], {"settings": ["fpr=2"]}, "--set fpr=2: expected rates between 0 and 1"),
         (["loss"], {"settings": ["fpr=nan"]}, "--set fpr=nan: expected rates between 0 and 1"),
+        (["loss"], {"settings": ["fpr=0.1234567,0.1234568"]}, "both would be called 0.123457"),
+        (["loss"], {"settings": ["priors=.1,.10000001"]}, "both would be called 0.1, leave one"),
+        (
+            ["quantile"],
+            {"settings": ["seed=4294967296"]},
+            "seed=4294967296: expected 0 to 42949672",
+        ),
         (["loss"], {"settings": ["fpr="]}, "expected a value like 0.001,0.01"),
         (["loss"], {"settings": ["level=95"]}, "--set level=95: expected rates between"),
         (["loss"], {"settings": ["level=.9", "level=.8"]}, "--set level is given twice"),
@@ -345,3 +352,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path):
         attack(path, ["loss"], out="/proc/nowhere/out")
     with pytest.raises(ValueError, match="is a file: name a folder"):
         attack(path, ["loss"], out=path)
+
+
+def test_an_empty_out_is_refused_and_the_current_folder_where_it_holds_files(tmp_path, monkeypatch):
+    path = write_npz(tmp_path / "x.npz", foreign())
+    monkeypatch.chdir(tmp_path)
+    for out in ("", "."):
+        with pytest.raises(ValueError, match="--out is empty or the current folder, which holds"):
+            attack(path, ["loss"], out=out)
+    assert list(tmp_path.iterdir()) == [path]
