@@ -88,14 +88,16 @@ def measure(options: argparse.Namespace) -> list[Row]:
     )
     processes = min(options.processes or os.cpu_count() or 1, options.models)
     team = Team(job, options.models, processes)
+    print("warming up", file=sys.stderr)
     for arm in ARMS:
         team.run(arm, some=job.stack if arm == "stacked" else 1)
     loops = {arm: team.run(arm, some=2) for arm in ARMS[2:]}
     best = min(loops, key=lambda arm: sum(timing.cpu for timing in loops[arm]))
     arms = ("stacked", "sequential", best)
     runs: dict[str, list[list[Timing]]] = {arm: [] for arm in arms}
-    for _ in range(options.repeats):
+    for repeat in range(options.repeats):
         for arm in arms:
+            print(f"repeat {repeat + 1} of {options.repeats}: {arm}", file=sys.stderr)
             runs[arm].append(team.run(arm))
     team.close()
     for arm in ("stacked", best):

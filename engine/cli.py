@@ -1,5 +1,6 @@
 """The command line: flags in, one call out. Heavy imports sit inside the commands."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train hundreds of small networks at once and say how much each remembers.",
 )
+
+INTERRUPTED = "interrupted: finished models are kept; the same command goes on from here"
+SIGINT = 130
+NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 Overrides = Annotated[
     list[str] | None,
@@ -152,17 +157,26 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except KeyboardInterrupt:
-        _fail("interrupted: finished models are kept; the same command goes on from here", 130)
-    except (ValueError, RuntimeError, OSError) as error:
+        _fail(INTERRUPTED, SIGINT)
+    except SystemExit as end:
+        if end.code == SIGINT:  # typer's own answer to an interrupt, which says nothing
+            _fail(INTERRUPTED, SIGINT)
+        raise
+    except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
         if os.environ.get("SHADOW_DEBUG"):
             raise
         _fail(_sentence(error), 1)
 
 
 def _sentence(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return f"out of memory ({error}): lower resources.stack, resources.processes or train.batch"
+    if isinstance(error, RecursionError):
+        return "the study is nested too deeply: tables hold tables of values"
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror.lower()}{where}: free space or choose another --out"
+        advice = ": free space or choose another --out" if error.errno in NO_PLACE else ""
+        return f"{error.strerror.lower()}{where}{advice}"
     return str(error)
 
 

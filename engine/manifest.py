@@ -38,6 +38,15 @@ def adopt(started: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> 
             )
 
 
+def complete(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest holds all that a second start needs of the first."""
+    numerics = manifest.get("numerics")
+    if not isinstance(numerics, Mapping) or not isinstance(manifest.get("started"), str):
+        return False
+    texts = all(isinstance(numerics.get(name), str) for name in ("device", "isa"))
+    return texts and all(isinstance(numerics.get(n), Mapping) for n in ("versions", "kernels"))
+
+
 def hardware(device: str) -> dict[str, Any]:
     """Processor, usable cores and GPU."""
     from engine.executors.local import usable_cores

@@ -14,7 +14,7 @@ from engine import seeds
 from engine.data import arrays as image_sets
 from engine.data import beton
 from engine.membership import keep_mask
-from engine.outliers import KINDS, OOD, SampleTable, sample_table
+from engine.outliers import CLEAN, KINDS, OOD, SampleTable, sample_table
 from engine.plan import MixTable, StudyData
 from engine.study import Study
 
@@ -80,7 +80,8 @@ def prepare(study: Study, *, offline: bool = False) -> Prepared:
         mean_C=mean_C,
         std_C=std_C,
     )
-    _check_sizes(study, mask)
+    _check_sizes(study, mask, pool.images_NHWC.shape[1:])
+    _check_outliers(study, samples)
     digest = study.digest(_digest(data))
     facts = {
         "name": study.data.name,
@@ -119,7 +120,10 @@ def _population(study: Study, test: image_sets.ImageArrays) -> image_sets.ImageA
     """The never-trained images to ask about: all test images, or that many drawn by seed."""
     wanted, count = study.query.population, len(test.labels_N)
     if wanted > count:
-        raise ValueError(f"query.population is {wanted}: the test split has {count} images")
+        raise ValueError(
+            f"query.population is {wanted}: the test split has {count} images: "
+            "ask for fewer, or 0 for all"
+        )
     if wanted in (0, count):
         return test
     chosen = np.sort(seeds.permutation(seeds.key(study.seed, "population"), count)[:wanted])
@@ -147,13 +151,31 @@ def _moments(images_NHWC: npt.NDArray[np.uint8]) -> tuple[tuple[float, ...], tup
     return tuple(means), tuple(deviations)
 
 
-def _check_sizes(study: Study, mask: npt.NDArray[np.bool_]) -> None:
+def _check_sizes(study: Study, mask: npt.NDArray[np.bool_], image: tuple[int, ...]) -> None:
+    smallest = min(image[:2])
+    for key in ("crop", "cutout"):
+        value = getattr(study.train, key)
+        if value >= smallest:
+            raise ValueError(
+                f"train.{key} is {value}, but images are {image[0]} x {image[1]}: expected less"
+            )
     members = int(mask.sum(1).min())
     if members < study.train.batch:
         raise ValueError(
             f"train.batch is {study.train.batch}, but a model has only {members} members: "
             "lower the batch or use more data"
         )
+
+
+def _check_outliers(study: Study, samples: Mapping[str, SampleTable]) -> None:
+    for name, table in samples.items():
+        mix = study.mixes[name]
+        if mix.kind != "clean" and not (table.kind_N != CLEAN).any():
+            count = len(table.kind_N)
+            raise ValueError(
+                f"mixes.{name}.share is {mix.share}: that is no sample of {count:,}; raise it to "
+                f"{1 / count:.2g} or more"
+            )
 
 
 def _digest(data: StudyData) -> str:

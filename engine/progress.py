@@ -81,8 +81,8 @@ class TrainingProgress:
 def clock(seconds: float) -> str:
     """A duration in words.
 
-    >>> clock(42), clock(600), clock(7200), clock(300000)
-    ('42 s', '10 min', '2.0 h', '3.5 days')
+    >>> clock(42), clock(600), clock(7200), clock(300000), clock(4e8)
+    ('42 s', '10 min', '2.0 h', '3.5 days', '13 years')
     """
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -90,7 +90,9 @@ def clock(seconds: float) -> str:
         return f"{seconds / 60:.0f} min"
     if seconds < 48 * 3600:
         return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} days"
+    if seconds < 365 * 86400:
+        return f"{seconds / 86400:.1f} days"
+    return f"{seconds / 86400 / 365.25:.0f} years"
 
 
 def size(count: float) -> str:

@@ -23,6 +23,11 @@ from engine.status import write_figures
 from engine.study import Study, unknown
 from engine.studyfile import summary_lines
 
+FEWEST_FOR_LIRA, FEWEST_FOR_INTERVALS = 6, 8
+"""Paired models: two a side without the target's pair, and without another pair besides."""
+FOR_GPUS_FROM = 30 * 86400.0
+"""Seconds of training on a CPU from which on a study is meant for GPUs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -154,6 +159,13 @@ def _print_study(study: Study, console: Console) -> None:
     console.print(f"[bold]{study.name}[/bold]: {study.question}", highlight=False)
     for line in summary_lines(study):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    if study.models < FEWEST_FOR_INTERVALS:
+        console.print(
+            f"note: {study.models} models an arm are few: LiRA needs {FEWEST_FOR_LIRA} at least, "
+            f"its intervals {FEWEST_FOR_INTERVALS}; accuracies are reported in any case",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _print_cost(
@@ -170,6 +182,9 @@ def _print_cost(
         f"{found.workers} process(es), stacks of up to {found.stack} models",
         highlight=False,
     )
+    if place.device == "cpu" and found.seconds > FOR_GPUS_FROM:
+        told = study.cost or "the file does not say what it costs there"
+        console.print(f"note: this study is sized for GPUs ({told})", highlight=False)
     return found
 
 
@@ -180,9 +195,11 @@ def _missing(study: Study, folder: Path, prepared: Prepared, place: Place) -> li
         ValueError: the folder belongs to another study, or was started with other arithmetic.
     """
     refs = store.study_refs(study)
-    if not (folder / "manifest.json").is_file():
+    run = store.earlier_run(folder, study)
+    if run is None:
         return list(refs)
-    run = store.open_run(folder)
+    if not facts.complete(run.manifest):
+        raise store.damaged_manifest(folder)
     if run.digest != prepared.digest:
         raise ValueError(f"'{folder}' is the run directory of another study: use another --out")
     done = run.scan().rows
@@ -196,7 +213,8 @@ def _declare(
     folder: Path, study: Study, prepared: Prepared, place: Place, executor: str
 ) -> store.Run:
     """Adopt an earlier start's numeric plan, or decide one; write everything but results."""
-    earlier = store.open_run(folder).manifest if (folder / "manifest.json").is_file() else None
+    run = store.earlier_run(folder, study)
+    earlier = None if run is None else run.manifest
     numerics = dict(place.numerics()) if earlier is None else earlier["numerics"]
     manifest = {
         "format": store.FORMAT,

@@ -1,6 +1,7 @@
 """What `engine status` says of a run directory."""
 
 import json
+import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -33,16 +34,30 @@ def print_status(run: Run, console: Console) -> None:
     _print_figures(run.path, console)
     for bad in shards.rejected:
         console.print(f"damaged: {bad.path}: {bad.reason}", highlight=False, soft_wrap=True)
+    damaged = _damaged_mixes(run)
+    for sentence in damaged:
+        console.print(f"damaged: {sentence}", highlight=False, soft_wrap=True)
     missing = len(wanted) - finished.total()
-    if missing or shards.rejected:
+    if missing or shards.rejected or damaged:
         out = run.path.parent
         console.print(
-            f"to finish: engine run --study {run.path / 'study.toml'} --out {out}",
+            f"to finish: engine run --study {shlex.quote(str(run.path / 'study.toml'))} "
+            f"--out {shlex.quote(str(out))}",
             highlight=False,
             soft_wrap=True,
         )
     else:
         console.print(f"finished; report: {run.path / 'report.html'}", soft_wrap=True)
+
+
+def _damaged_mixes(run: Run) -> list[str]:
+    sentences = []
+    for mix in run.study.mixes:
+        try:
+            run.membership(mix)
+        except ValueError as error:
+            sentences.append(str(error))
+    return sentences
 
 
 def write_figures(path: Path, figures: Mapping[str, Any]) -> None:

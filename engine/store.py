@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import itertools
 import json
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from engine.study import Study
 from engine.studyfile import load_study, to_toml
 
 FORMAT = 1
+MEMBERSHIP = KEEP, SAMPLES = "keep.npy", "samples.npz"
 Array = npt.NDArray[Any]
 
 
@@ -110,10 +112,21 @@ class Run:
         return Cell(keep_MN=keep_MN, samples=samples, arrays=arrays)
 
     def membership(self, mix: str) -> tuple[npt.NDArray[np.bool_], SampleTable]:
-        """The keep mask (M, N) and the sample table of a mix."""
+        """The keep mask (M, N) and the sample table of a mix.
+
+        Raises:
+            ValueError: a file is not the one that the manifest's checksum was taken of.
+        """
         folder = self.path / "mixes" / mix
-        keep_MN = np.load(folder / "keep.npy", allow_pickle=False)
-        with np.load(folder / "samples.npz", allow_pickle=False) as table:
+        known = _recorded(self.manifest, mix)
+        for name in MEMBERSHIP:
+            if name not in known or not _intact(folder / name, known[name]):
+                raise ValueError(
+                    f"'{folder / name}' is missing or damaged: run the study again, which writes "
+                    "it anew and trains nothing that is finished"
+                )
+        keep_MN = np.load(folder / KEEP, allow_pickle=False)
+        with np.load(folder / SAMPLES, allow_pickle=False) as table:
             samples = SampleTable(**{name: table[name] for name in table.files})
         return keep_MN[: self.study.models], samples
 
@@ -128,23 +141,57 @@ def open_run(path: str | Path) -> Run:
     """Open a run directory for reading.
 
     Raises:
-        ValueError: the folder is no run directory, or one of a newer format.
+        ValueError: the folder is no run directory, a damaged one, or one of a newer format.
     """
     path = Path(path)
-    manifest_file, study_file = path / "manifest.json", path / "study.toml"
-    if not manifest_file.is_file() or not study_file.is_file():
+    study_file = path / "study.toml"
+    if not study_file.is_file() or not (path / "manifest.json").is_file():
         raise ValueError(
             f"'{path}' is no run directory: expected one with study.toml and manifest.json "
             "(the path that `engine run` printed)"
         )
+    manifest = _manifest(path)
     try:
-        manifest = json.loads(manifest_file.read_text())
-        digest, version = manifest["digest"], manifest["format"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        raise ValueError(f"'{manifest_file}' is damaged: run the study again with --out") from None
+        study = load_study(str(study_file))
+    except ValueError as error:
+        raise ValueError(
+            f"'{study_file}' is damaged ({error}): run the study again, which writes it anew"
+        ) from None
+    return Run(path=path, study=study, digest=manifest["digest"], manifest=manifest)
+
+
+def earlier_run(path: Path, study: Study) -> Run | None:
+    """What an earlier start left in a folder that `study` is to be run in, if anything.
+
+    Raises:
+        ValueError: the manifest is damaged or of a newer format.
+    """
+    if not (path / "manifest.json").is_file():
+        return None
+    manifest = _manifest(path)
+    return Run(path=path, study=study, digest=manifest["digest"], manifest=manifest)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    file = path / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_text())
+        version, whole = manifest["format"], isinstance(manifest["digest"], str)
+    except (ValueError, KeyError, TypeError):
+        whole, version = False, FORMAT
     if version != FORMAT:
         raise ValueError(f"'{path}' has format {version}, this version reads {FORMAT}")
-    return Run(path=path, study=load_study(str(study_file)), digest=digest, manifest=manifest)
+    if not whole:
+        raise damaged_manifest(path)
+    return manifest
+
+
+def damaged_manifest(path: Path) -> ValueError:
+    """What to say of a manifest that lacks what it should hold."""
+    return ValueError(
+        f"'{path / 'manifest.json'}' is damaged: delete it and run the study again, which writes "
+        "it anew and trains nothing that is finished"
+    )
 
 
 @contextlib.contextmanager
@@ -172,23 +219,47 @@ def declare(
     Raises:
         ValueError: the folder holds masks or sample tables that this study did not write.
     """
+    earlier = earlier_run(path, study)
+    membership = {}
     for mix, table in samples.items():
         folder = path / "mixes" / mix
         folder.mkdir(parents=True, exist_ok=True)
-        _same_or_new(folder / "samples.npz", table)
-        keep_MN = masks[mix]
-        old = folder / "keep.npy"
-        if old.is_file():
-            kept = np.load(old, allow_pickle=False)
-            shared = min(len(kept), len(keep_MN))
-            if kept.shape[1:] != keep_MN.shape[1:] or (kept[:shared] != keep_MN[:shared]).any():
-                raise ValueError(f"'{old}' is not this study's keep mask: use another --out")
-            if len(kept) >= len(keep_MN):
-                continue
-        files.write_atomic(old, lambda stream, mask=keep_MN: np.save(stream, mask))  # type: ignore[misc]
+        known = {} if earlier is None else _recorded(earlier.manifest, mix)
+        for name in MEMBERSHIP:
+            if (folder / name).is_file() and not _intact(folder / name, known.get(name)):
+                set_aside(folder / name)
+        _same_or_new(folder / SAMPLES, table)
+        _same_or_grown(folder / KEEP, masks[mix])
+        membership[mix] = {name: files.sha256(folder / name) for name in MEMBERSHIP}
     files.write_text(path / "study.toml", to_toml(study))
+    manifest = {**manifest, "membership": membership}
     write_manifest(path, manifest)
     return Run(path=path, study=study, digest=manifest["digest"], manifest=manifest)
+
+
+def _recorded(manifest: Mapping[str, Any], mix: str) -> dict[str, str]:
+    """The checksums of a mix's files by the manifest; empty where it has none."""
+    try:
+        return {name: str(manifest["membership"][mix][name]) for name in MEMBERSHIP}
+    except (KeyError, TypeError):
+        return {}
+
+
+def _intact(file: Path, checksum: str | None) -> bool:
+    """Whether a file has its checksum or, where none is known, can be read as arrays."""
+    if not file.is_file():
+        return False
+    if checksum is not None:
+        return files.sha256(file) == checksum
+    try:
+        with open(file, "rb") as stream:
+            found = np.load(stream, allow_pickle=False)
+            if isinstance(found, np.lib.npyio.NpzFile):
+                for name in found.files:
+                    found[name]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return False
+    return True
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -201,9 +272,19 @@ def clean(path: Path, rejected: Iterable[Rejected]) -> None:
     for bad in rejected:
         for member in (bad.path, bad.path.with_suffix(".json")):
             if member.exists():
-                member.rename(member.with_name(member.name + ".rejected"))
+                set_aside(member)
     for part in path.rglob(".*.part"):
         part.unlink(missing_ok=True)
+
+
+def set_aside(file: Path) -> None:
+    """Rename a file that cannot be used; earlier ones keep their names."""
+    for count in itertools.count(1):
+        number = "" if count == 1 else f"-{count}"
+        aside = file.with_name(f"{file.name}.rejected{number}")
+        if not aside.exists():
+            file.rename(aside)
+            return
 
 
 def write_results(run: Run, results: Sequence[ModelResult]) -> tuple[Path, ...]:
@@ -264,6 +345,18 @@ def _read(path: Path) -> dict[str, Array]:
     from safetensors.numpy import load_file
 
     return dict(load_file(path))
+
+
+def _same_or_grown(path: Path, keep_MN: npt.NDArray[np.bool_]) -> None:
+    if path.is_file():
+        kept = np.load(path, allow_pickle=False)
+        shared = min(len(kept), len(keep_MN))
+        same = kept.dtype == bool and kept.shape[1:] == keep_MN.shape[1:]
+        if not same or (kept[:shared] != keep_MN[:shared]).any():
+            raise ValueError(f"'{path}' is not this study's keep mask: use another --out")
+        if len(kept) >= len(keep_MN):
+            return
+    files.write_atomic(path, lambda stream: np.save(stream, keep_MN))
 
 
 def _same_or_new(path: Path, table: SampleTable) -> None:

@@ -15,6 +15,9 @@ from engine.models.catalog import NETS
 NUMERICS = 2
 """Raised whenever a change of ours alters the arrays a model exports."""
 
+MOST_MODELS = 1_000_000
+"""Models an arm; more is a typing error."""
+
 DataName = Literal["digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "npz", "folder"]
 TORCHVISION_SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
 
@@ -216,11 +219,18 @@ class Study:
     resources: Resources = field(default_factory=Resources)
 
     def __post_init__(self) -> None:
-        _require(self.models >= 1, f"models is {self.models}: expected 1 or more")
+        most = MOST_MODELS
+        _require(
+            1 <= self.models <= most, f"models is {self.models}: expected 1 to {most:,} an arm"
+        )
         _require(bool(self.mixes), "a study needs at least one mix")
         _require(bool(self.arms), "a study needs at least one arm")
         for epoch in self.query.keep_epochs:
-            _require(epoch < self.train.epochs, f"query.keep_epochs: {epoch} is no earlier epoch")
+            _require(
+                epoch < self.train.epochs,
+                f"query.keep_epochs holds {epoch}, but training ends after {self.train.epochs} "
+                "(train.epochs): name earlier epochs, or none (query.keep_epochs=[])",
+            )
         self.contrasts()
 
     def contrasts(self) -> tuple[tuple[str, str], ...]:
@@ -234,6 +244,8 @@ class Study:
             _require(bool(minus), f"contrast '{text}': expected the form 'bn - nobn'")
             for arm in (left, right):
                 _require(arm in self.arms, unknown("arm", arm, self.arms))
+            _require(left != right, f"contrast '{text}' compares an arm with itself")
+            _require((left, right) not in pairs, f"contrast '{text}' is listed twice")
             pairs.append((left, right))
         return tuple(pairs)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.resources
+import math
 import tomllib
 import types
 import typing
@@ -37,13 +38,14 @@ def load_study(name_or_file: str, overrides: Sequence[str] = ()) -> Study:
             raise ValueError(f"no study file at '{name_or_file}': name a .toml file or a study")
         raise ValueError(unknown("study", name_or_file, shipped))
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"'{path}' is not valid TOML: {error}") from None
     raw.setdefault("name", path.stem)
     for override in overrides:
         _override(raw, override)
     study: Study = _build(Study, raw, "")
+    _check_name(study.name, "name")
     return study
 
 
@@ -182,7 +184,10 @@ def _one_of(hints: list[Any], raw: object, where: str) -> Any:
 def _scalar(hint: type, raw: object, where: str) -> Any:
     number = isinstance(raw, int) and not isinstance(raw, bool)
     if hint is float and (number or isinstance(raw, float)):
-        return float(typing.cast(float, raw))
+        value = float(typing.cast(float, raw))
+        if math.isfinite(value):
+            return value
+        raise ValueError(f"{where} is {raw!r}: expected a finite number")
     if type(raw) is hint:
         return raw
     raise ValueError(f"{where} is {raw!r}: expected {hint.__name__}")

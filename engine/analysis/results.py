@@ -114,7 +114,8 @@ def _claim(row: ClaimRow) -> Row:
 def _measure(measure: Measure) -> Row:
     side = "above" if measure.upward else "below"
     claimed = {"claimed": side, "threshold": measure.threshold}
-    return {"what": measure.what, "unit": measure.unit, **claimed, **_estimate(measure.estimate)}
+    unit = "epochs" if measure.unit == "epochs" else "fraction"
+    return {"what": measure.what, "unit": unit, **claimed, **_estimate(measure.estimate)}
 
 
 def _estimate(estimate: Estimate) -> Row:

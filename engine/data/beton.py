@@ -16,6 +16,7 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,8 @@ START_SECONDS = 300.0
 IMAGES_PER_SECOND = 500.0
 """Slowest speed allowed after that, some 50 times below what was measured."""
 BATCH = 1024
+PAGES = 32 * 2**20
+"""Bytes beside the images that a beton may take: FFCV writes whole pages, a few a worker."""
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
@@ -120,6 +123,12 @@ def _written(file: Path, images_NHWC: Images, labels_N: Labels) -> tuple[Images,
     """Write under a temporary name, read back, note size and hash, rename. Needs the lock."""
     from engine.files import sha256, write_text
 
+    need, free = images_NHWC.nbytes + 64 * len(labels_N), shutil.disk_usage(file.parent).free
+    if free < 1.1 * need + PAGES:
+        raise RuntimeError(
+            f"{file.parent} has {free / 1e6:.1f} MB free, and the set needs {need / 1e6:.1f}: free "
+            "space or set data.cache"
+        )
     for stale in file.parent.glob(f"{file.stem}.*.part"):
         stale.unlink(missing_ok=True)
     part = file.with_suffix(f".{os.getpid()}.part")

@@ -60,7 +60,7 @@ def digits() -> Splits:
 def npz(path: Path) -> Splits:
     """The four arrays of an .npz file; arrays of Python objects are refused."""
     if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise ValueError(f"there is no file {path} (looked in {Path.cwd()})")
     try:
         with open(path, "rb") as stream:
             if not zipfile.is_zipfile(stream):

@@ -110,7 +110,7 @@ def footer(findings: Findings) -> list[str]:
         for cell in findings.cells
         for attack in cell.attacks
         for rate in attack.tpr
-        if rate.refused
+        if rate.refused and rate.alpha == max(findings.alphas)
     }
     reasons = {c.refused for c in findings.cells if c.refused} | refused
     reasons |= {

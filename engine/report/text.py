@@ -1,11 +1,13 @@
 """The report's words: what the numbers are over, cautions, run facts, a glossary."""
 
+import math
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from engine.analysis.findings import Contrast, Findings
 from engine.analysis.wording import (
+    NAMES,
     arm_in_words,
     counted,
     full,
@@ -106,19 +108,17 @@ def _care_attack(findings: Findings) -> list[str]:
             "Networks were queried with the statistics of the query batch, which leaks the batch "
             "through batch norm: not comparable with eval mode."
         )
-    refused = sorted(
-        {
-            rate.alpha
-            for cell in findings.cells
-            for attack in cell.attacks
-            for rate in attack.tpr
-            if rate.refused and attack.group == "outlier"
-        }
-    )
-    if refused:
+    refused: dict[float, set[str]] = {}
+    for cell in findings.cells:
+        for attack in cell.attacks:
+            for rate in attack.tpr:
+                if rate.refused:
+                    refused.setdefault(rate.alpha, set()).add(attack.group)
+    for alpha, groups in sorted(refused.items()):
+        named = " and ".join(NAMES.get(group, group) for group in sorted(groups))
         items.append(
-            f"TPR at {' and '.join(map(percent, refused))} FPR is not given for outliers alone: a "
-            "target has too few outliers that it did not train on."
+            f"TPR at {percent(alpha)} FPR is not given for {named}: a target has fewer than "
+            f"{math.ceil(1 / alpha):,} non-members there."
         )
     items.append(
         "The intervals cover another draw of masks and seeds, not another data set or recipe."

@@ -103,6 +103,20 @@ def test_a_batch_larger_than_the_members_is_refused():
         prepare(study("train.batch=101"))
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.crop=8", "train.crop is 8, but images are 8 x 8"),
+        ("train.cutout=50", "train.cutout is 50, but images are 8 x 8"),
+        ("mixes.flip5.share=0.001", r"mixes.flip5.share is 0.001: that is no sample of 200"),
+        ("query.population=9999", "ask for fewer, or 0 for all"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused_before_anything_is_written(override, words):
+    with pytest.raises(ValueError, match=words):
+        prepare(study(override))
+
+
 def test_the_population_is_drawn_by_seed():
     first, second = (
         prepare(dataclasses.replace(study("query.population=50"), seed=seed)) for seed in (0, 1)

@@ -123,6 +123,25 @@ def test_a_changed_study_reuses_nothing(undisturbed):
     assert other.name != folder.name
 
 
+def test_an_interrupt_says_what_is_kept_and_leaves_no_process(undisturbed, tmp_path):
+    process = subprocess.Popen(
+        command(tmp_path / "runs", "train.epochs=2000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "runs").rglob("manifest.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == (
+        "engine: interrupted: finished models are kept; the same command goes on from here"
+    )
+
+
 def kill_and_resume(out, kills):
     """Kill -9 the run at random moments, then let it finish."""
     rng = random.Random(0)

@@ -147,8 +147,66 @@ def test_a_mask_of_another_study_stops_the_run(tmp_path):
     mix = next(iter(run.study.mixes))
     keep = run.path / "mixes" / mix / "keep.npy"
     np.save(keep, ~np.load(keep))
+    (run.path / "manifest.json").unlink()  # with its checksums
     with pytest.raises(ValueError, match="not this study's keep mask"):
         declare(run.path)
+
+
+def inverted(file):
+    if file.suffix == ".npy":
+        np.save(file, ~np.load(file))
+    else:
+        with np.load(file) as table:
+            arrays = dict(table)
+        np.savez(file, **(arrays | {"kind_N": 1 - arrays["kind_N"]}))
+
+
+def pickled(file):
+    with open(file, "wb") as stream:
+        np.save(stream, np.array([{}]), allow_pickle=True)
+
+
+DAMAGES = {
+    "deleted": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "junk": lambda file: file.write_bytes(b"no arrays at all"),
+    "pickle": pickled,
+    "altered": inverted,
+}
+
+
+@pytest.mark.parametrize("name", store.MEMBERSHIP)
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("manifest", ["manifest", "no manifest"])
+def test_damaged_masks_and_tables_are_refused_then_written_anew(tmp_path, name, damage, manifest):
+    run = declare(tmp_path / "run")
+    mix = next(iter(run.study.mixes))
+    file = run.path / "mixes" / mix / name
+    before = file.read_bytes()
+    DAMAGES[damage](file)
+    with pytest.raises(ValueError, match=f"{name}' is missing or damaged: run the study again"):
+        run.membership(mix)
+    if manifest == "no manifest":
+        (run.path / "manifest.json").unlink()
+        if damage == "altered":
+            with pytest.raises(ValueError, match="not this study's"):
+                declare(run.path)
+            return
+    again = declare(run.path)
+    again.membership(mix)
+    if name == store.KEEP:  # a zip holds the time
+        assert file.read_bytes() == before
+    aside = file.with_name(f"{name}.rejected")
+    assert aside.exists() == (damage != "deleted")
+
+
+def test_files_set_aside_keep_their_names(tmp_path):
+    for text in ("one", "two"):
+        (tmp_path / "shard").write_text(text)
+        store.set_aside(tmp_path / "shard")
+    assert (tmp_path / "shard.rejected").read_text() == "one"
+    assert (tmp_path / "shard.rejected-2").read_text() == "two"
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
@@ -179,8 +237,19 @@ def test_a_second_process_is_refused(tmp_path):
 def test_a_damaged_manifest_is_one_sentence(tmp_path, content):
     run = declare(tmp_path / "run")
     (run.path / "manifest.json").write_text(content)
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match="is damaged: delete it and run the study again"):
         store.open_run(run.path)
+
+
+def test_a_damaged_study_file_is_named_and_written_anew(tmp_path):
+    run = declare(tmp_path / "run")
+    file = run.path / "study.toml"
+    whole = file.read_text()
+    file.write_text(whole[:40])
+    with pytest.raises(ValueError, match=r"study\.toml' is damaged"):
+        store.open_run(run.path)
+    declare(run.path)
+    assert file.read_text() == whole
 
 
 def test_other_folders_and_newer_formats_are_refused(tmp_path):

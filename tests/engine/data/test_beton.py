@@ -1,5 +1,6 @@
 """Images through FFCV are the images that went in, whatever befalls file and processes."""
 
+import collections
 import hashlib
 import json
 import logging
@@ -291,6 +292,17 @@ def test_a_cache_that_cannot_be_written_is_no_end_to_auto(small, tmp_path):
     assert there in how
     with pytest.raises(RuntimeError, match=r"data.loader is 'ffcv', but .*file"):
         beton.through_loader(loaded, sets.npz(Path(data.path), cache=there, loader="ffcv"))
+
+
+@with_ffcv
+def test_a_full_cache_is_noticed_before_ffcv_would_wait_for_ever(small, tmp_path, monkeypatch):
+    data, loaded = small
+    usage = collections.namedtuple("usage", "free")
+    monkeypatch.setattr(beton.shutil, "disk_usage", lambda folder: usage(free=10**6))
+    dataset, how = beton.through_loader(loaded, sets.npz(Path(data.path), cache=str(tmp_path)))
+    assert dataset is loaded
+    assert "has 1.0 MB free, and the set needs" in how
+    assert not list((tmp_path / "betons").glob("*.part"))
 
 
 def test_resident_touches_no_cache(small):
