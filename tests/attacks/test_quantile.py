@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import sklearn.ensemble  # noqa: F401 - loads the OpenMP that its regressors use
 from designs import paired
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from attacks.metrics import auc
 from attacks.population import Population
@@ -85,3 +87,30 @@ def test_bad_features_are_refused():
         QuantileParameters(regressor="forest")
     with pytest.raises(ValueError, match="seed is 4294967296: expected 0 to 4294967295"):
         QuantileParameters(seed=2**32)
+
+
+class Spy:
+    """Stands in for a regressor; knows how many OpenMP threads it was given."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def fit(self, features, values):
+        pools = [pool for pool in threadpool_info() if pool["user_api"] == "openmp"]
+        assert pools
+        self.seen.append({pool["num_threads"] for pool in pools})
+
+    def predict(self, features):
+        return np.zeros(len(features))
+
+
+def test_small_fits_run_in_one_thread_and_leave_the_threads_as_they_were(monkeypatch):
+    matrix, population, features, of_population = levels(5)
+    seen = []
+    monkeypatch.setattr("attacks.quantile._regressor", lambda parameters: Spy(seen))
+    with threadpool_limits(2, user_api="openmp"):
+        quantile(matrix, population, features, of_population, targets=[0])
+        assert seen.pop() == {1}
+        monkeypatch.setattr("attacks.quantile.SMALL", of_population.size - 1)
+        quantile(matrix, population, features, of_population, targets=[0])
+        assert seen.pop() == {2}
