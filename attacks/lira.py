@@ -13,7 +13,7 @@ all IN scores over samples and queries around their grand mean, on both sides, a
 reference code does: for comparison with published tables only. No spread falls below SPREAD_FLOOR.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ from scipy.special import log_ndtr
 
 from attacks.exclusion import Exclusion
 from attacks.leave_out import Block, LeftOut, Moments, Problem, Targets
-from attacks.outcome import all_coded, attack_scores, enter
+from attacks.outcome import all_coded, attack_scores, cause, enter
 from attacks.types import AttackScores, Bools, Codes, Excluded, Floats, ScoreMatrix, choose, require
 
 SPREAD_FLOOR = 1e-6
@@ -149,20 +149,21 @@ def _spreads(problem: Problem, parameters: LiraParameters, blocks: _Blocks) -> _
                 grand[1, part] += weighted.sum(axis=1)
                 grand[2, part] += (moments.squares_TB + weighted * away).sum(axis=1)
     for inside in sides:
-        _refuse(problem, (freedom[int(inside)] == 0).any(axis=1), "IN" if inside else "OUT")
+        _refuse(problem, (freedom[int(inside)] == 0).any(axis=1), [inside])
     if fixed:
         variance = grand[2] / grand[0] - (grand[1] / grand[0]) ** 2
         return _Spreads(*(np.repeat(variance[:, None], shape[1], axis=1) for _ in range(2)))
     return _Spreads(squares[1] / freedom[1], squares[0] / freedom[0])
 
 
-def _refuse(problem: Problem, poor_T: Bools, side: str) -> None:
-    """Raise ValueError when some target has no sample with two models on a side."""
+def _refuse(problem: Problem, poor_T: Bools, sides: Sequence[bool]) -> None:
+    """Raise ValueError when some target has no sample with two models on a side (True: IN)."""
     if poor_T.any():
+        side = " and ".join("IN" if inside else "OUT" for inside in sides)
         raise ValueError(
             f"LiRA needs two {side} models for some sample after leaving target "
             f"{int(problem.names_T[poor_T.argmax()])} and its complement out, and "
-            f"{problem.shadows_S.size} models give none: train at least six, each on a random half"
+            f"{cause(problem, sides, 6)}"
         )
 
 
@@ -178,7 +179,7 @@ def _scores(
             pooled = spreads.of(part, block.query) if spreads else None
             scores[part, here] += _log_ratio(left, parameters, pooled, codes[part, here])
     if spreads is None:
-        _refuse(problem, all_coded(codes, _FEW), "IN and OUT")
+        _refuse(problem, all_coded(codes, _FEW), (True, False) if parameters.online else (False,))
     return scores, codes
 
 

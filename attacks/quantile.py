@@ -40,6 +40,7 @@ class QuantileParameters:
         choose("regressor", self.regressor, ("boosting", "linear"))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def quantile(
     matrix: ScoreMatrix,
     population: Population,

@@ -53,6 +53,7 @@ class RmiaParameters:
             require(0 <= self.a <= 1, f"a is {self.a}: expected 0 to 1, or 'tuned'")
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def rmia(
     matrix: ScoreMatrix,
     population: Population,

@@ -21,6 +21,7 @@ def _empty(problem: Problem) -> tuple[Floats, Codes]:
     return np.zeros(shape), np.zeros(shape, dtype=np.uint8)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _of_target_alone(
     problem: Problem, value: Callable[[int, int, Floats, Codes], Floats]
 ) -> AttackScores:
@@ -51,6 +52,7 @@ def loss(
     return _of_target_alone(problem, lambda _t, _q, own, _c: np.where(np.isfinite(own), own, 0))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def calibrated(
     matrix: ScoreMatrix,
     targets: Targets = None,

@@ -71,6 +71,7 @@ def population_of(source: Source, name: str) -> Population:
     return source.population
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _quantile(
     source: Source, population: Population, settings: Settings, common: dict[str, Any]
 ) -> AttackScores:

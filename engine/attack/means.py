@@ -138,7 +138,7 @@ def _mean(
         auc=value,
         interval=found.interval(group, "auc", settings.level),
         rates=tuple(_rate(found, group, alpha, fewest, settings.level) for alpha in settings.fpr),
-        roc=_roc(found, group, fewest, settings.level) if drawn and fewest else None,
+        roc=_roc(found, group, fewest, settings.level) if drawn and fewest > 1 else None,
     )
 
 

@@ -227,8 +227,8 @@ def test_unequal_out_counts_cut_nothing():
     ("attack", "sentence"),
     [
         (lira, "LiRA needs two .* models .* 2 models give none: train at least six"),
-        (calibrated, "needs IN and OUT models .* 2 models give none: train at least four"),
-        (attack_r, "needs IN and OUT models .* 2 models give none: train at least four"),
+        (calibrated, "needs OUT models .* 2 models give none: train at least four"),
+        (attack_r, "needs OUT models .* 2 models give none: train at least four"),
     ],
 )
 def test_two_models_are_too_few_and_it_says_so(attack, sentence):
@@ -249,6 +249,59 @@ def test_four_models_suffice_for_rmia_and_not_for_lira():
     two = study(14, "paired", 2, 40)
     with pytest.raises(ValueError, match="train at least four"):
         rmia(two, Population(scores_MZQ=np.zeros((2, 9))))
+
+
+LACKS = {
+    "never in": (lambda k: k & False, lambda s, k: s, [True]),
+    "never out": (lambda k: k | True, lambda s, k: s, [True, False]),
+    "in infinite": (lambda k: k, lambda s, k: np.where(k, np.inf, s), [True]),
+    "out unknown": (lambda k: k, lambda s, k: np.where(k, s, np.nan), [True, False]),
+    "one out": (lambda k: np.arange(60) != np.arange(8)[:, None], lambda s, k: s, [True, False]),
+}
+TOLD = {
+    "never in": "no model is IN on any sample: train each on a random half",
+    "never out": "no model is OUT on any sample: train each on a random half",
+    "in infinite": "no IN model has a finite score of any sample",
+    "out unknown": "no OUT model has a finite score of any sample",
+    "one out": "8 models give none: a sample has at most 1 OUT models with a finite score",
+}
+
+
+@pytest.mark.parametrize("variance", VARIANCES)
+@pytest.mark.parametrize("what", LACKS)
+def test_a_refusal_names_what_is_lacking_and_not_the_number_of_models(what, variance):
+    masked, scored, modes = LACKS[what]
+    if variance == "per_example" and what in ("in infinite", "out unknown"):
+        modes = []  # No refusal: these targets' own scores are not finite, which excludes them.
+    fine = study(17, "bernoulli", 8, 60)
+    keep = masked(fine.keep_MN)
+    scores = scored(fine.scores_MNQ[..., 0], keep)
+    for online in modes:
+        parameters = LiraParameters(online=online, variance=variance)
+        with pytest.raises(ValueError) as caught:
+            lira(matrix_of(scores, keep, "bernoulli"), parameters)
+        told = str(caught.value)
+        both = "8 models give none: a sample has at most"
+        assert TOLD[what] in told or (what == "one out" and both in told)
+        assert "at least six" not in told
+    if what == "never out":
+        with pytest.raises(ValueError, match=r"attack R needs OUT models .* no model is OUT"):
+            attack_r(matrix_of(scores, keep, "bernoulli"))
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_at_the_end_of_the_type_warn_of_nothing(name, queries):
+    """Warnings are errors here: what overflows has its code instead."""
+    fine = study(18, "paired", 8, 60, queries)
+    signs = np.where(fine.keep_MN, 1.0, -1.0)[:, :, None]
+    scores = np.broadcast_to(1.7e308 * signs, fine.scores_MNQ.shape).copy()
+    population = Population(scores_MZQ=1e306 * study(19, "paired", 8, 9, queries).scores_MNQ)
+    result = attack_named(name)(matrix_of(scores, fine.keep_MN), population)
+    known = result.excluded_TN == 0
+    assert np.isfinite(result.scores_TN[known]).all()
+    codes = set(result.excluded_TN[~known].tolist())
+    assert codes <= {int(Excluded.SCORE_NOT_FINITE)}
 
 
 def test_six_paired_models_suffice_for_lira():

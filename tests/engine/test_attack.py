@@ -334,6 +334,20 @@ def test_scores_without_a_number_are_refused_and_single_ones_excluded(tmp_path):
         attack(write_npz(tmp_path / "y.npz", loaded), ["loss"])
 
 
+def test_one_non_member_and_huge_scores_warn_of_nothing(tmp_path):
+    """Warnings are errors here: no curve can be drawn from one non-member."""
+    keep = np.ones((8, 90), dtype=bool)
+    keep[np.arange(8), np.arange(8)] = False
+    scores = 1.7e308 * np.random.default_rng(0).uniform(-1, 1, (8, 90))
+    np.savez(
+        tmp_path / "x.npz", scores_MNQ=scores, keep_MN=keep, population_scores_MZQ=scores[:, ::-1]
+    )
+    found = attack(tmp_path / "x.npz", ["loss,attack_p"], out=tmp_path / "out")
+    assert found.means[0].non_members == 1
+    assert found.means[0].roc is None
+    assert not list((tmp_path / "out/figures").iterdir())
+
+
 def test_a_run_that_is_half_finished_is_refused(tmp_path):
     study = a_study(mixes={"clean": a_study().mixes["clean"]}, arms=("bn", "nobn"), models=8)
     run = make_run(tmp_path / "run", study, samples=60)
