@@ -1,11 +1,14 @@
 """Samples that no model trained on, asked of the same models."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from attacks.leave_out import Problem
-from attacks.types import Array, Bools, Floats, require
+from attacks.types import Array, Bools, Floats, Ints, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,43 @@ class Population:
                 and self.targets_TZQ.shape == (problem.separate.models, *shape[1:]),
                 "separate targets need population targets_TZQ: their own scores on the population",
             )
+        copies = self._copies_of_members(problem)
+        require(
+            not copies,
+            f"the population contains samples that were trained on: {copies} of {shape[1]} have "
+            "the very scores of one of them in every model; give scores of samples that no model "
+            "trained on",
+        )
+
+    def _copies_of_members(self, problem: Problem) -> int:
+        """How many of the population are copies of samples trained on; 0 unless most are.
+
+        A copy has a sample's scores bit for bit in every model and query. Rounded scores agree by
+        accident too, but not with exactly one sample: of N samples that fall on so coarse a grid
+        that a population sample meets lambda of them on average, it meets exactly one with
+        probability lambda * exp(-lambda) <= 0.37. Half and two roots more is over four standard
+        deviations away; of fewer than 17 no number is.
+        """
+        size = self.scores_MZQ.shape[1]
+        most = size / 2 + 2 * math.sqrt(size)
+        if most >= size:
+            return 0
+        ours, theirs = problem.matrix.scores_MNQ, self.scores_MZQ
+        kind = min(ours.dtype, theirs.dtype, key=lambda dtype: dtype.itemsize)
+        mine_Z = np.zeros(theirs.shape[1], dtype=np.int64)
+        samples_N = np.zeros(ours.shape[1], dtype=np.int64)
+        for m in range(len(ours)):
+            for query in range(ours.shape[2]):
+                both = (samples_N, ours[m, :, query]), (mine_Z, theirs[m, :, query])
+                joined = [_joined(before, row, kind) for before, row in both]
+                _, numbers = np.unique(np.concatenate(joined), return_inverse=True)
+                samples_N, mine_Z = numbers[: samples_N.size], numbers[samples_N.size :]
+                if np.isin(mine_Z, samples_N).sum() <= most:
+                    return 0
+        trained_N = problem.matrix.keep_MN.any(axis=0)
+        met = np.bincount(samples_N, minlength=int(mine_Z.max()) + 1)[mine_Z]
+        copies = int(((met == 1) & np.isin(mine_Z, samples_N[trained_N])).sum())
+        return copies if copies > most else 0
 
     def of(self, problem: Problem, target: int, query: int) -> Floats:
         """A target's own scores on the population, float64 (Z,)."""
@@ -65,3 +105,12 @@ class Population:
             return np.asarray(self.scores_MZQ[target, :, query], dtype=np.float64)
         assert self.targets_TZQ is not None
         return np.asarray(self.targets_TZQ[target - models, :, query], dtype=np.float64)
+
+
+def _joined(before: Ints, row: Array, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A sample's number so far beside its next score, comparable as one; NaN equals itself."""
+    pairs = np.empty(row.size, dtype=[("before", np.int64), ("bits", np.int64)])
+    pairs["before"] = before
+    with np.errstate(over="ignore"):
+        pairs["bits"] = (row.astype(kind).astype(np.float64) + 0.0).view(np.int64)
+    return pairs

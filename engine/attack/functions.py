@@ -62,12 +62,14 @@ def needs_population(name: str) -> bool:
 
 
 def population_of(source: Source, name: str) -> Population:
-    """A source's population. Raises ValueError, naming the attack, where there is none."""
+    """A source's population. Raises ValueError, naming the attack, for none or no numbers."""
     if source.population is None:
         raise ValueError(
             f"{name} needs scores of samples that no model trained on, and {source.name} has none: "
             "add population_scores_MZQ to the .npz, or use an attack that needs none"
         )
+    if not any(np.isfinite(row).any() for row in source.population.scores_MZQ):
+        raise ValueError(f"{name}: the population of {source.name} holds no finite score")
     return source.population
 
 

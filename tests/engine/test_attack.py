@@ -329,6 +329,12 @@ def test_scores_without_a_number_are_refused_and_single_ones_excluded(tmp_path):
     for row in found.rows:
         lost = {5: 1, 7: 1}.get(row["target"], 0)
         assert row["excluded_target_not_finite"] == row["excluded"] == lost
+    loaded.population.scores_MZQ[:] = np.nan
+    path = write_npz(tmp_path / "z.npz", loaded)
+    for name in ("attack_p", "rmia_online", "rmia_offline", "quantile"):
+        with pytest.raises(ValueError, match=f"{name}: the population of z holds no finite score"):
+            attack(path, ["loss", name])
+    attack(path, ["loss"])
     loaded.matrix.scores_MNQ[:] = np.nan
     with pytest.raises(ValueError, match="holds no finite score"):
         attack(write_npz(tmp_path / "y.npz", loaded), ["loss"])
@@ -339,9 +345,8 @@ def test_one_non_member_and_huge_scores_warn_of_nothing(tmp_path):
     keep = np.ones((8, 90), dtype=bool)
     keep[np.arange(8), np.arange(8)] = False
     scores = 1.7e308 * np.random.default_rng(0).uniform(-1, 1, (8, 90))
-    np.savez(
-        tmp_path / "x.npz", scores_MNQ=scores, keep_MN=keep, population_scores_MZQ=scores[:, ::-1]
-    )
+    z = scores[:, ::-1] / 2
+    np.savez(tmp_path / "x.npz", scores_MNQ=scores, keep_MN=keep, population_scores_MZQ=z)
     found = attack(tmp_path / "x.npz", ["loss,attack_p"], out=tmp_path / "out")
     assert found.means[0].non_members == 1
     assert found.means[0].roc is None
