@@ -92,13 +92,15 @@ def prepare(study: Study, *, offline: bool = False) -> Prepared:
         "classes": dataset.classes,
         "image": list(pool.images_NHWC.shape[1:]),
         "loader": loader,
-        "outliers": {
-            name: {kind: int((table.kind_N == code).sum()) for code, kind in enumerate(KINDS)}
-            for name, table in samples.items()
-        },
+        "outliers": {name: _kinds(table) for name, table in samples.items()},
     }
     masks = dict.fromkeys(samples, mask)
     return Prepared(data=data, samples=samples, masks=masks, digest=digest, facts=facts)
+
+
+def _kinds(table: SampleTable) -> dict[str, int]:
+    """How many samples of each kind."""
+    return {kind: int((table.kind_N == code).sum()) for code, kind in enumerate(KINDS)}
 
 
 def _even_pool(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from attacks.exclusion import Exclusion, plan_exclusion
 from attacks.lira import LiraParameters
 from engine.analysis.findings import AttackFinding, CellFindings, RateAt, Roc
-from engine.analysis.measures import CellMeasures, measure, sample_groups
+from engine.analysis.measures import CellMeasures, measure, sample_groups, untrained
 from engine.analysis.scoring import (
     GRID_A,
     MODES,
@@ -100,6 +100,7 @@ def cell_findings(
         arm=arm,
         models=len(broken_M),
         diverged=tuple(np.flatnonzero(broken_M).tolist()),
+        untrained=tuple(np.flatnonzero(untrained(cell) & ~broken_M).tolist()),
         refusals={mode: scores.refused for mode, scores in found.scores.items()},
         rates={name: rate.estimate(level) for name, rate in found.measures.rates.items()},
         attacks=tuple(attacks),

@@ -138,6 +138,8 @@ class CellFindings:
     arm: str
     models: int
     diverged: tuple[int, ...]
+    untrained: tuple[int, ...]
+    """Models that finished and yet never left chance; they are not left out."""
     refusals: Mapping[str, str]
     """Why an attack mode was refused; empty text where it ran."""
     rates: Mapping[str, Estimate]

@@ -55,6 +55,20 @@ def diverged(cell: Cell) -> Bools:
     return flags_M
 
 
+def untrained(cell: Cell) -> Bools:
+    """Models that never left chance: below 2 / K correct on the clean samples trained on, (M,).
+
+    K classes, by the labels trained on. Such a model finished, with finite numbers, and yet says
+    nothing of what trained networks remember.
+    """
+    clean_N = cell.samples.kind_N == CLEAN
+    chance = 1 / (1 + int(cell.samples.label_N.max()))
+    correct_MN = cell.arrays["correct_N"].astype(bool)
+    share_M = [correct[keep & clean_N].mean() if (keep & clean_N).any() else math.nan
+               for correct, keep in zip(correct_MN, cell.keep_MN, strict=True)]  # fmt: skip
+    return np.array(share_M) < 2 * chance
+
+
 def measure(
     cell: Cell, models: npt.NDArray[np.int64], groups: Groups, level: float
 ) -> CellMeasures:

@@ -125,6 +125,12 @@ def footer(findings: Findings) -> list[str]:
         for cell in findings.cells
         if cell.diverged
     ]
+    lines += [
+        f"{len(cell.untrained)} of {cell.models} models of {cell.mix}/{cell.arm} never left chance "
+        f"and spoil the comparison: lower arms.{cell.arm}.lr"
+        for cell in findings.cells
+        if cell.untrained
+    ]
     outliers = on_outliers(findings)
     return [*lines, findings.headline, *([outliers] if outliers else []), findings.answer]
 

@@ -69,6 +69,12 @@ def _care_models(findings: Findings) -> list[str]:
                 f"diverged on mix {cell.mix}: they are left out of that arm, and of both arms "
                 "where arms are compared."
             )
+        if cell.untrained:
+            items.append(
+                f"{len(cell.untrained)} of {counted(cell.models, 'model')} of arm {cell.arm} on "
+                f"mix {cell.mix} never left chance, even on the samples they trained on: they are "
+                f"part of all numbers and spoil the comparison; lower arms.{cell.arm}.lr."
+            )
     refused = {cell.refused for cell in findings.cells if cell.refused}
     items += [f"The attack was refused: {reason}." for reason in sorted(refused)]
     return items

@@ -33,8 +33,10 @@ def a_study(mixes=MIXES, arms=tuple(ARMS), models=16, epochs=6, design="paired",
     )
 
 
-def make_run(folder, study=None, samples=400, diverged=(), shift=SHIFT, inflated=None, views=1):
-    """Write a run. diverged: (mix, arm, model) refs whose numbers are NaN."""
+def make_run(
+    folder, study=None, samples=400, diverged=(), shift=SHIFT, inflated=None, views=1, stuck=()
+):
+    """Write a run. (mix, arm, model) refs diverged: their numbers are NaN; stuck: at chance."""
     study = study or a_study()
     labels = seeds.integers(seeds.key(study.seed, "labels"), samples, CLASSES)
     tables = {
@@ -55,6 +57,9 @@ def make_run(folder, study=None, samples=400, diverged=(), shift=SHIFT, inflated
                 for bad in [{ModelRef(mix=a, arm=b, model_id=c) for a, b, c in diverged}]
                 for ref in refs
             ]
+            for result in results:
+                if (mix, arm, result.ref.model_id) in stuck:
+                    result.arrays["correct_N"][:] = False
             store.write_results(run, results)
     return run
 

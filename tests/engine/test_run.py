@@ -124,8 +124,10 @@ def test_a_changed_study_reuses_nothing(undisturbed):
 
 
 def test_an_interrupt_says_what_is_kept_and_leaves_no_process(undisturbed, tmp_path):
-    process = subprocess.Popen(
-        command(tmp_path / "runs", "train.epochs=2000"),
+    heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    python, _, _, *rest = command(tmp_path / "runs", "train.epochs=2000")
+    process = subprocess.Popen(  # tests may run where interrupts are ignored
+        [python, "-c", f"{heeded}; from engine.cli import main; main()", *rest],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -45,6 +45,17 @@ def test_paired_differences_carry_their_intervals(findings):
     assert row[3].startswith(f"+{100 * difference.value:.1f} [+")
 
 
+def test_models_that_never_left_chance_are_named(tmp_path):
+    flip5 = {"flip5": MIXES["flip5"]}
+    study = a_study(flip5, ("bn", "nobn"), models=8)
+    assert "never left chance" not in printed(analyse(make_run(tmp_path / "fine", study)), False)
+    gone = [("flip5", "nobn", 1), ("flip5", "nobn", 6)]
+    findings = analyse(make_run(tmp_path / "stuck", study, stuck=gone))
+    assert findings.cell("flip5", "nobn").untrained == (1, 6)
+    assert findings.cell("flip5", "bn").untrained == ()
+    assert "2 of 8 models of flip5/nobn never left chance" in printed(findings, False)
+
+
 def test_what_is_missing_is_said(tmp_path):
     flip5 = {"flip5": MIXES["flip5"]}
     gone = [("flip5", "bn", 1)]
