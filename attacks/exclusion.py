@@ -22,6 +22,7 @@ equal members by how the models rank on them.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -155,19 +156,21 @@ class Exclusion:
         there = partner >= 0 and bool(alive_M[partner])
         return np.full(samples, partner if there else -1, dtype=np.int64)
 
-    def counts(self, target: int, alive_M: Bools) -> tuple[Ints, Ints]:
-        """How many IN and OUT models a target is scored from, sample by sample. Each (N,)."""
-        n_in = self.keep_MN[alive_M].sum(axis=0)
-        n_out = int(alive_M.sum()) - n_in
-        companion = self.companions(target, alive_M)
+    def counts(self, targets: Ints, alive_M: Bools) -> Iterator[tuple[Ints, Ints]]:
+        """How many IN and OUT models each target is scored from, sample by sample. Each (N,)."""
+        total_in = self.keep_MN[alive_M].sum(axis=0)
+        total_out = int(alive_M.sum()) - total_in
         columns = np.arange(self.keep_MN.shape[1])
-        for model, gone in (
-            (np.full_like(companion, target), bool(alive_M[target])),
-            (companion, companion >= 0),
-        ):
-            inside = self.keep_MN[model, columns]
-            n_in, n_out = n_in - (gone & inside), n_out - (gone & ~inside)
-        return n_in, n_out
+        for target in targets.tolist():
+            n_in, n_out = total_in, total_out
+            companion = self.companions(target, alive_M)
+            for model, gone in (
+                (np.full_like(companion, target), bool(alive_M[target])),
+                (companion, companion >= 0),
+            ):
+                inside = self.keep_MN[model, columns]
+                n_in, n_out = n_in - (gone & inside), n_out - (gone & ~inside)
+            yield n_in, n_out
 
     def deletion_groups(self) -> tuple[tuple[int, ...], ...]:
         """Models to delete together in a jackknife, in canonical order.

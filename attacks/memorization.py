@@ -110,7 +110,8 @@ def memorization_without(
     sum_out = np.where(keep, 0, correct)[alive].sum(axis=0)
     columns = np.arange(keep.shape[1])
     result = np.empty((chosen.size, keep.shape[1]))
-    for i, target in enumerate(chosen.tolist()):
+    counted = plan.counts(chosen, alive)
+    for i, (target, (n_in, n_out)) in enumerate(zip(chosen.tolist(), counted, strict=True)):
         companion = plan.companions(target, alive)
         less_in, less_out = sum_in.copy(), sum_out.copy()
         for model, gone in (
@@ -121,7 +122,6 @@ def memorization_without(
             value = np.where(gone, correct[model, columns], 0)
             less_in -= np.where(inside, value, 0)
             less_out -= np.where(inside, 0, value)
-        n_in, n_out = plan.counts(target, alive)
         result[i] = _difference(n_in, less_in, n_out, less_out)
     return result
 

@@ -172,18 +172,12 @@ def _refused(mode: Mode, models: Ints, reason: str) -> CellScores:
 
 def shadow_counts(plan: Exclusion, models: Ints, chosen_N: Bools) -> dict[str, Ints]:
     """IN and OUT models behind the chosen samples: (T, 3) smallest, (lower) median, largest."""
-    keep_MN = plan.keep_MN[:, chosen_N]
-    total_N, alive = keep_MN[models].sum(0), set(models.tolist())
+    alive_M = np.zeros(len(plan.keep_MN), dtype=np.bool_)
+    alive_M[models] = True
     found: dict[str, list[tuple[int, int, int]]] = {"in": [], "out": []}
-    for target in models.tolist():
-        partner = int(plan.partner_M[target])
-        in_N, out_N = total_N - keep_MN[target], len(models) - total_N - ~keep_MN[target]
-        if plan.opposite_M[target]:
-            in_N, out_N = total_N - 1, len(models) - total_N - 1
-        elif partner in alive:
-            in_N, out_N = in_N - keep_MN[partner], out_N - ~keep_MN[partner]
-        for side, counts_N in (("in", in_N), ("out", out_N)):
-            median = np.quantile(counts_N, 0.5, method="lower")
-            spread = (counts_N.min(), median, counts_N.max())
-            found[side].append((int(spread[0]), int(spread[1]), int(spread[2])))
+    for both in plan.counts(models, alive_M):
+        for side, counts_N in zip(("in", "out"), both, strict=True):
+            here = counts_N[chosen_N]
+            median = np.quantile(here, 0.5, method="lower")
+            found[side].append((int(here.min()), int(median), int(here.max())))
     return {side: np.array(rows, dtype=np.int64).reshape(-1, 3) for side, rows in found.items()}

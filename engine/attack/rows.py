@@ -29,8 +29,7 @@ def model_counts(source: Source, plan: Exclusion, targets: Ints, groups: Groups)
     By group, shape (T, 2, 3).
     """
     found = {name: np.zeros((len(targets), 2, 3), dtype=np.int64) for name in groups}
-    for i, target in enumerate(targets.tolist()):
-        both = plan.counts(target, source.alive_M)
+    for i, both in enumerate(plan.counts(targets, source.alive_M)):
         for name, mask in groups.items():
             chosen_N = _of(mask, i)
             for side, count_N in enumerate(both):

@@ -126,9 +126,9 @@ def test_memorization_without_a_target_is_a_loop_over_the_models_that_stay(desig
     models = [m for m in range(10) if m != 3]
     got = memorization_without(correct, matrix.keep_MN, [0, 7], models=models, plan=plan)
     alive = np.isin(np.arange(10), models)
-    for row, target in zip(got, (0, 7), strict=True):
+    counts = plan.counts(np.array([0, 7]), alive)
+    for row, target, (n_in, n_out) in zip(got, (0, 7), counts, strict=True):
         companion = plan.companions(target, alive)
-        n_in, n_out = plan.counts(target, alive)
         for n in range(40):
             stay = [m for m in models if m not in (target, companion[n])]
             inside = [correct[m, n] for m in stay if matrix.keep_MN[m, n]]
