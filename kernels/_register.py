@@ -21,7 +21,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ Fill = Callable[..., object]
 _chosen: dict[tuple[str, str, torch.dtype, str], Fill | None] = {}
 _adopted: dict[str, str] = {}
 _ops: dict[str, "Op"] = {}
+_shortcuts: dict[str, type[torch.autograd.Function]] = {}
+"""Name of a differentiable op -> its stacked form, past the dispatcher."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,6 @@ class Op:
     definitions: tuple[Any, Any]
     allocate: Callable[..., tuple[Tensor, ...]] | None = None
     compute: Callable[..., Any] | None = None
-    shortcut: list[type[torch.autograd.Function]] = field(default_factory=list)
 
     def __call__(self, *args: Any) -> Any:
         """The op on one model's tensors, or on a stack's under vmap.
@@ -59,12 +60,14 @@ class Op:
         Python cost as much as a small network's arithmetic; everything else (compilation, modes,
         tensor subclasses, nested vmap, no vmap) goes through the registered pair.
         """
-        level = _only_vmap()
-        if not level or not self.shortcut:
+        level, shortcut = _only_vmap(), _shortcuts.get(self.name)
+        if not level or shortcut is None:
             return self.single(*args)
-        return self._directly(level, args)
+        return self._directly(level, shortcut, args)
 
-    def _directly(self, level: int, args: tuple[Any, ...]) -> Any:
+    def _directly(
+        self, level: int, shortcut: type[torch.autograd.Function], args: tuple[Any, ...]
+    ) -> Any:
         """The stacked op, called with the vmap level popped as its vmap rule would be."""
         pairs = [_unwrap(a, level) if isinstance(a, Tensor) else (a, None) for a in args]
         models = 0
@@ -79,7 +82,7 @@ class Op:
         lifted = [_lift(value, dim, models) for value, dim in pairs]
         saved = torch._C._functorch.pop_dynamic_layer_stack()
         try:
-            out = super(torch.autograd.Function, self.shortcut[0]).apply(*lifted)  # type: ignore[misc]
+            out = super(torch.autograd.Function, shortcut).apply(*lifted)  # type: ignore[misc]
         finally:
             torch._C._functorch.push_dynamic_layer_stack(saved)
         add = torch._C._functorch._add_batch_dim
@@ -163,7 +166,7 @@ def differentiate(
             return gradients(ctx, call, *grads)
 
         definition.register_autograd(formula, setup_context=setup)
-    forward.shortcut.append(_shortcut(forward, backward, setup, gradients))
+    _shortcuts[forward.name] = _shortcut(forward, backward, setup, gradients)
 
 
 def _shortcut(

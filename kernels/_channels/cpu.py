@@ -240,6 +240,20 @@ def moments(x, samples, channels, last, mean_C, var_C):
 
 
 @kernel
+def _behind(grad, y, first, stop, relu, keep, masked, scratch):
+    """A run of the gradient behind the ReLU, written to masked (`keep`) or scratch if need be."""
+    here = grad[first:stop]
+    if not relu and not keep:
+        return here
+    out = masked[first:stop] if keep else scratch[: stop - first]
+    if relu:
+        mask(here, y[first:stop], out)
+    else:
+        out[:] = here
+    return out
+
+
+@kernel
 def reduced(grad, y, x, mean_C, samples, last, relu, keep, masked, total_1_C, total_2_C):
     """Sums of the masked gradient and of its product with x - mean; `keep`: write it to masked."""
     sample = x.size // max(1, samples)
@@ -247,30 +261,17 @@ def reduced(grad, y, x, mean_C, samples, last, relu, keep, masked, total_1_C, to
     scratch = np.empty(block * sample if relu and not keep else 0, np.float32)
     for first in range(0, samples, block):
         a, b = first * sample, min(first + block, samples) * sample
-        slope = grad[a:b]
-        if relu:
-            masked_here = masked[a:b] if keep else scratch[: b - a]
-            mask(grad[a:b], y[a:b], masked_here)
-            slope = masked_here
-        elif keep:
-            masked[a:b] = slope
+        slope = _behind(grad, y, a, b, relu, keep, masked, scratch)
         products(slope, x[a:b], mean_C, last, total_1_C, total_2_C)
 
 
 @kernel
 def summed(grad, y, samples, last, relu, keep, masked, total_C):
     """Sums of the masked gradient alone; `keep`: write it to masked."""
-    channels = total_C.size
     sample = grad.size // max(1, samples)
     block = max(1, BLOCK // max(1, sample)) if last else 1
     scratch = np.empty(block * sample if relu and not keep else 0, np.float32)
     for first in range(0, samples, block):
         a, b = first * sample, min(first + block, samples) * sample
-        slope = grad[a:b]
-        if relu:
-            masked_here = masked[a:b] if keep else scratch[: b - a]
-            mask(grad[a:b], y[a:b], masked_here)
-            slope = masked_here
-        elif keep:
-            masked[a:b] = slope
-        sums(slope, channels, last, total_C)
+        slope = _behind(grad, y, a, b, relu, keep, masked, scratch)
+        sums(slope, total_C.size, last, total_C)
