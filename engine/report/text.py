@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from engine.analysis.findings import Contrast, Findings
+from engine.analysis.findings import GROUPS, Contrast, Findings
 from engine.analysis.wording import (
     NAMES,
     arm_in_words,
@@ -121,7 +121,7 @@ def _care_attack(findings: Findings) -> list[str]:
                 if rate.refused:
                     refused.setdefault(rate.alpha, set()).add(attack.group)
     for alpha, groups in sorted(refused.items()):
-        named = " and ".join(NAMES.get(group, group) for group in sorted(groups))
+        named = " or ".join(", ".join(NAMES[g] for g in GROUPS if g in groups).rsplit(", ", 1))
         items.append(
             f"TPR at {percent(alpha)} FPR is not given for {named}: a target has fewer than "
             f"{math.ceil(1 / alpha):,} non-members there."
