@@ -238,3 +238,32 @@ def phi(logits, label):
 
 def as_array(rows):
     return np.array(rows, dtype=np.float64)
+
+
+def quantile_line(features, values, level):
+    """Slope and offset of linear quantile regression on one feature, by trying every vertex.
+
+    An optimum of the pinball loss goes through two of the points.
+    """
+    best = None
+    for i in range(len(values)):
+        for j in range(i):
+            slope = (values[i] - values[j]) / (features[i] - features[j])
+            offset = values[i] - slope * features[i]
+            away = [v - slope * f - offset for f, v in zip(features, values, strict=True)]
+            cost = math.fsum(max(level * a, (level - 1) * a) for a in away)
+            if best is None or cost < best[0]:
+                best = (cost, slope, offset)
+    return best[1:]
+
+
+def quantile(scores, z, features, of_population, t, alpha):
+    """phi minus the fitted quantile, the mean over queries."""
+    queries = len(scores[t][0])
+    lines = [
+        quantile_line(of_population, [row[q] for row in z[t]], 1 - alpha) for q in range(queries)
+    ]
+    return [
+        mean([phi[q] - slope * f - offset for q, (slope, offset) in enumerate(lines)])
+        for f, phi in zip(features, scores[t], strict=True)
+    ]

@@ -10,6 +10,7 @@ from designs import gone_of, memo, study
 from attacks.exclusion import plan_exclusion
 from attacks.lira import LiraParameters, lira
 from attacks.population import Population
+from attacks.quantile import QuantileParameters, quantile
 from attacks.rmia import RmiaParameters, rmia
 from attacks.threshold import attack_p, attack_r, calibrated, loss
 from attacks.types import ScoreMatrix
@@ -111,6 +112,29 @@ def test_other_attacks_agree_with_the_loops(case):
         }
         for name, rows in expected.items():
             close(results[name].scores_TN[i], rows, f"{name} of target {t}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_quantile_regression_agrees_with_every_vertex_tried(case):
+    design, models, samples, queries, pkeep = case
+    matrix = study(9, design, models, samples, queries, pkeep)
+    rng = np.random.default_rng(2)
+    features, of_population = rng.normal(size=samples), rng.normal(size=15)
+    z = of_population[:, None] + rng.normal(0, 2, (models, 15, queries))
+    targets = some_targets(matrix)[:2]
+    result = quantile(
+        matrix,
+        Population(scores_MZQ=z),
+        features[:, None],
+        of_population[:, None],
+        QuantileParameters(alpha=0.17, regressor="linear"),
+        targets,
+    )
+    for i, t in enumerate(targets):
+        expected = oracles.quantile(
+            matrix.scores_MNQ.tolist(), z.tolist(), features, of_population, t, 0.17
+        )
+        close(result.scores_TN[i], expected, f"quantile of target {t}")
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(np.float32, 1e-5), (np.float16, 5e-2)])
