@@ -210,6 +210,9 @@ class _Session:
                 self._result_bytes = max(self._result_bytes, nbytes)
                 for twin in self._ledger.needless():
                     self._cancel(twin)
+                for result in results:
+                    if result.arrays.get("diverged", False):
+                        self._ledger.diverged(result.ref)
                 yield origin, results
             del reference, results
 

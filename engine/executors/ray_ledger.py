@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.executors.base import Stack
 from engine.executors.ray_snapshot import Snapshot, WorkerSpeed
+from engine.plan import ModelRef
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,10 @@ class Ledger:
                 models=old.models + len(shard.stack), seconds=old.seconds + seconds
             )
         return True
+
+    def diverged(self, ref: ModelRef) -> None:
+        """A finished model is no number: it is stored, marked so, and said."""
+        self.reasons.append(f"{describe((ref,))} diverged; it is kept, marked as such")
 
     def needless(self) -> list[int]:
         """Attempts, named once, at shards whose result is here: a silent worker's came first."""

@@ -11,6 +11,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
@@ -110,6 +111,19 @@ def test_one_raising_model_is_reported_and_all_others_are_kept(tmp_path, undistu
     assert equal
 
 
+def test_a_model_that_raises_in_real_training_costs_no_other_model(tmp_path, trained):
+    facts = outcome.act("raising_model", tmp_path, "real", limit=600)
+    assert "model 5" in facts["failure"]
+    assert "IndexError: cross_entropy got a label outside 0 to 9" in facts["failure"]
+    assert (facts["models_done"], facts["failed"]) == (21, 3)
+    again = outcome.act("plain", tmp_path, "real", limit=600)
+    assert again["failure"] is None
+    assert again["models_done"] == 3
+    equal = outcome.left(tmp_path) == trained
+    record("raising_model, real training", again, equal)
+    assert equal
+
+
 def test_machines_of_another_kind_are_not_used(tmp_path):
     facts = outcome.act("refusing_nodes", tmp_path)
     assert "isa is AVX2" in facts["failure"]
@@ -123,14 +137,21 @@ def test_arrays_of_another_size_are_not_stored(tmp_path):
     assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
-def test_one_diverging_model_is_marked_and_its_stack_untouched(tmp_path, undisturbed):
-    facts = outcome.act("diverging_model", tmp_path)
+@pytest.mark.parametrize("training", ["pretended", "real"])
+def test_one_diverging_model_is_marked_and_its_stack_untouched(tmp_path, request, training):
+    before = request.getfixturevalue("trained" if training == "real" else "undisturbed")
+    facts = outcome.act("diverging_model", tmp_path, training, limit=600)
     assert facts["failure"] is None
+    assert sum("model 5 diverged" in said for said in facts["said"]) == 3
     now = outcome.left(tmp_path)
-    changed = {name for name in now if now[name] != undisturbed[name]}
+    changed = {name for name in now if now[name] != before[name]}
     assert {name.split("/")[2] for name in changed} == {"5"}
-    assert {name.rsplit("/", 1)[1] for name in changed} == {"phi_NQ", "diverged"}
-    record("diverging_model", facts, True)
+    assert {"phi_NQ", "diverged"} <= {name.rsplit("/", 1)[1] for name in changed}
+    run = outcome.open_run(tmp_path / "run")
+    cells = [run.load(mix, arm) for mix in run.study.mixes for arm in run.study.arms]
+    assert all(np.flatnonzero(cell.arrays["diverged"]).tolist() == [5] for cell in cells)
+    assert all(np.isnan(cell.arrays["phi_NQ"][5]).all() for cell in cells)
+    record("diverging_model" + ", real training" * (training == "real"), facts, True)
 
 
 def test_a_starved_object_store_spills_and_goes_on(tmp_path):

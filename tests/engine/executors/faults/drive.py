@@ -73,9 +73,7 @@ class Drive:
 
     def train(self, ray, train, policy: Policy | None = None, **how) -> dict:
         """Train what is missing; returns the facts."""
-        if train == "real":
-            proper = TrainStack(numerics=ray_place.survey(ray, "cpu").numerics)
-            train = Marked(marks=str(self.marks), train=proper)
+        train = self.real(ray) if train == "real" else train
         watch = Watch(say=self._say, figures=self._figures)
         failure, self._start = None, time.monotonic()
         executor = RayExecutor(ray, train, watch, policy=policy, **how)
@@ -95,6 +93,11 @@ class Drive:
             "stacks": len(self.stacks),
             **{name: self.figures[name] for name in ("done", "failed", "retrained", "models_done")},
         }
+
+    def real(self, ray) -> Marked:
+        """Training proper, with marks."""
+        proper = TrainStack(numerics=ray_place.survey(ray, "cpu").numerics)
+        return Marked(marks=str(self.marks), train=proper)
 
     def fault(self) -> None:
         """The fault happens now: the time until it is noticed and made good counts from here."""

@@ -17,6 +17,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+import broken
+from broken import Broken
 from drive import REAL, Drive, after, fake, fashion, local, nodes, processes_of, trainers
 
 from engine.executors import ray_cluster
@@ -247,9 +249,10 @@ def lost_board(folder, train):
 
 def raising_model(folder, train):
     """One model of a stack raises whenever it is trained."""
-    drive = Drive(folder, size=8)
+    drive = Drive(folder, *longer(train), size=8)
     with local() as ray:
-        return drive.train(ray, fake(drive, raises=5, seconds=0.2))
+        real = train and Broken(train=drive.real(ray), cause=broken.raises, model_id=5)
+        return drive.train(ray, real or fake(drive, raises=5, seconds=0.2))
 
 
 def refusing_nodes(folder, train):
@@ -268,9 +271,10 @@ def wrong_arrays(folder, train):
 
 def diverging_model(folder, train):
     """One model's loss becomes NaN."""
-    drive = Drive(folder, size=4)
+    drive = Drive(folder, *longer(train), size=4)
     with local() as ray:
-        return drive.train(ray, fake(drive, diverges=5, seconds=0.2))
+        real = train and Broken(train=drive.real(ray), cause=broken.diverges, model_id=5)
+        return drive.train(ray, real or fake(drive, diverges=5, seconds=0.2))
 
 
 def out_of_memory(folder, train):

@@ -47,6 +47,9 @@ FAULTS = {
     "fashion_two_nodes, real training": "real training of Fashion-MNIST on two nodes",
     "kill_worker, real training": "real training, a worker killed",
     "kill_node, real training": "real training, a node killed",
+    "raising_model, real training": "real training, one model of each cell raises; run again "
+    "without the cause",
+    "diverging_model, real training": "real training, one model of each cell diverges",
 }
 """Fault -> words for the page; what has no row there is untried."""
 
