@@ -4,8 +4,9 @@ The only file that imports ffcv, and only in a child process (this file run as a
 keeps off us what FFCV 1.0.2 does to its process: five seconds of import, torch's thread count set
 at every turn, threads and memory left behind, batches that are views of recycled buffers, garbage
 for an index out of range, and above all a writer and a reader that wait for ever when one of their
-workers raises. Arrays go to the child and come back through pipes; a child that takes too long is
-ended with all its workers.
+workers raises. Arrays go to the child and come back in files, which are its stdin and stdout: in
+memory, or on disk for sets that no process could hold. A child that takes too long is ended with
+all its workers.
 
 N images, H x W pixels, C channels.
 """
@@ -15,13 +16,16 @@ import functools
 import importlib.util
 import json
 import logging
+import mmap
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -79,27 +83,35 @@ def _through_ffcv(dataset: "Dataset", data: "Data") -> "Dataset":
     if not installed():
         raise RuntimeError("FFCV is not installed: run setup.sh, or set data.loader to 'resident'")
     file = cache_dir(data) / "betons" / f"{dataset.digest()}.beton"
-    parts = (dataset.train, dataset.test)
-    images = np.concatenate([part.images_NHWC for part in parts])
-    labels = np.concatenate([part.labels_N for part in parts])
-    back = deliver(file, images, labels)
+    with memory() as into, memory() as scratch:
+        images, labels = deliver(file, (dataset.train, dataset.test), into, scratch)
     first = len(dataset.train)
+    train, test = slice(None, first), slice(first, None)
     return dataclasses.replace(
-        dataset, train=_rows(back, slice(None, first)), test=_rows(back, slice(first, None))
+        dataset,
+        train=dataclasses.replace(dataset.train, images_NHWC=images[train], labels_N=labels[train]),
+        test=dataclasses.replace(dataset.test, images_NHWC=images[test], labels_N=labels[test]),
     )
 
 
-def _rows(arrays: tuple[Images, Labels], rows: slice) -> "ImageArrays":
-    from engine.data.arrays import ImageArrays
+def memory() -> BinaryIO:
+    """A file that lives in memory and nowhere else."""
+    return os.fdopen(os.memfd_create("shadow-engine-beton"), "w+b")
 
-    return ImageArrays(images_NHWC=arrays[0][rows], labels_N=arrays[1][rows])
 
-
-def deliver(file: Path, images_NHWC: Images, labels_N: Labels) -> tuple[Images, Labels]:
-    """What FFCV reads from `file`, which holds just these images or is written anew.
+def deliver(
+    file: Path, parts: "Sequence[ImageArrays]", into: BinaryIO, scratch: BinaryIO
+) -> tuple[Images, Labels]:
+    """What FFCV reads from `file`, which holds just these parts or is written anew.
 
     Safe under races: one process writes, the others wait for its lock and read. A file whose size
     or SHA-256 is not that of the day it was written (cut short, altered, foreign) is rewritten.
+
+    Args:
+        file: the beton.
+        parts: images and labels, one after the other.
+        into: an empty file for what was read: it then holds the images, mapped by those returned.
+        scratch: an empty file to hand FFCV what it is to write.
 
     Raises:
         RuntimeError: FFCV fails, takes too long or gives back other images.
@@ -107,54 +119,104 @@ def deliver(file: Path, images_NHWC: Images, labels_N: Labels) -> tuple[Images, 
     """
     from engine.data.readers import locked
 
-    if labels_N.min() < 0 or labels_N.max() >= 2**31:
-        raise RuntimeError("FFCV is given labels outside 0 to 2**31 - 1")
+    for part in parts:
+        if part.labels_N.min() < 0 or part.labels_N.max() >= 2**31:
+            raise RuntimeError("FFCV is given labels outside 0 to 2**31 - 1")
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_suffix(".lock")):
         if _whole(file):
             try:
-                return _asked("read", file, images_NHWC, labels_N)
+                return _compared(read(file, _shape(parts), into), parts, file)
             except RuntimeError as error:
                 log.warning("%s: it is written anew", error)
-        return _written(file, images_NHWC, labels_N)
+        return _written(file, parts, into, scratch)
 
 
-def _written(file: Path, images_NHWC: Images, labels_N: Labels) -> tuple[Images, Labels]:
+def _shape(parts: "Sequence[ImageArrays]") -> tuple[int, ...]:
+    return (sum(map(len, parts)), *parts[0].images_NHWC.shape[1:])
+
+
+def _written(
+    file: Path, parts: "Sequence[ImageArrays]", into: BinaryIO, scratch: BinaryIO
+) -> tuple[Images, Labels]:
     """Write under a temporary name, read back, note size and hash, rename. Needs the lock."""
     from engine.files import sha256, write_text
 
-    need, free = images_NHWC.nbytes + 64 * len(labels_N), shutil.disk_usage(file.parent).free
-    if free < 1.1 * need + PAGES:
+    count, need = _shape(parts)[0], sum(part.images_NHWC.nbytes for part in parts)
+    free = shutil.disk_usage(file.parent).free
+    if free < 1.1 * (need + 64 * count) + PAGES:
         raise RuntimeError(
             f"{file.parent} has {free / 1e6:.1f} MB free, and the set needs {need / 1e6:.1f}: free "
             "space or set data.cache"
         )
     for stale in file.parent.glob(f"{file.stem}.*.part"):
         stale.unlink(missing_ok=True)
-    part = file.with_suffix(f".{os.getpid()}.part")
+    for part in parts:
+        for rows in batches(len(part)):
+            scratch.write(part.images_NHWC[rows].tobytes())
+    for part in parts:
+        scratch.write(part.labels_N.tobytes())
+    scratch.flush()
+    part_file = file.with_suffix(f".{os.getpid()}.part")
     try:
-        back = _asked("write", part, images_NHWC, labels_N)
-        with open(part, "rb") as stream:
+        back = _compared(_asked("write", part_file, _shape(parts), scratch, into), parts, file)
+        with open(part_file, "rb") as stream:
             os.fsync(stream.fileno())
-        note = {"bytes": part.stat().st_size, "sha256": sha256(part)}
-        part.replace(file)
+        note = {"bytes": part_file.stat().st_size, "sha256": sha256(part_file)}
+        part_file.replace(file)
         write_text(file.with_suffix(".json"), json.dumps(note))
     finally:
-        part.unlink(missing_ok=True)
+        part_file.unlink(missing_ok=True)
     return back
 
 
-def _asked(task: str, file: Path, images_NHWC: Images, labels_N: Labels) -> tuple[Images, Labels]:
-    """What a child reads from the file (after writing it, if that is the task), compared."""
-    shape, split = images_NHWC.shape, images_NHWC.size
-    payload = images_NHWC.tobytes() + labels_N.tobytes() if task == "write" else b""
-    raw = bytearray(_child(task, file, shape, payload))  # bytes would make read-only arrays
-    if len(raw) == split + 8 * len(labels_N):
-        images = np.frombuffer(raw, np.uint8, count=split).reshape(shape)
-        labels = np.frombuffer(raw[split:], np.int64)
-        if np.array_equal(images, images_NHWC) and np.array_equal(labels, labels_N):
-            return images, labels
-    raise RuntimeError(f"FFCV gave back other images than it was given ({task} {file})")
+def read(file: Path, shape: tuple[int, ...], into: BinaryIO) -> tuple[Images, Labels]:
+    """All images and labels of a beton; `into` then holds the images, mapped by those returned.
+
+    Raises:
+        RuntimeError: FFCV fails, takes too long, or finds another number of images.
+    """
+    with open(os.devnull, "rb") as nothing:
+        return _asked("read", file, shape, nothing, into)
+
+
+def _asked(
+    task: str, file: Path, shape: tuple[int, ...], source: BinaryIO, into: BinaryIO
+) -> tuple[Images, Labels]:
+    """What a child reads from the file (after writing it, if that is the task)."""
+    count, size = shape[0], int(np.prod(shape))
+    into.seek(0)
+    into.truncate()
+    _child(task, file, shape, source, into)
+    if os.fstat(into.fileno()).st_size != size + 8 * count:
+        raise RuntimeError(f"FFCV found images of another number or size in {file}")
+    into.seek(size)
+    labels = np.frombuffer(bytearray(into.read()), np.int64)
+    into.truncate(size)
+    images = np.frombuffer(mmap.mmap(into.fileno(), size), np.uint8).reshape(shape)
+    return images, labels
+
+
+def _compared(
+    back: tuple[Images, Labels], parts: "Sequence[ImageArrays]", file: Path
+) -> tuple[Images, Labels]:
+    """What came back, if it is what was given."""
+    images, labels = back
+    first, equal = 0, np.array_equal(labels, np.concatenate([part.labels_N for part in parts]))
+    for part in parts:
+        own = images[first : first + len(part)]
+        equal = equal and all(
+            np.array_equal(own[rows], part.images_NHWC[rows]) for rows in batches(len(part))
+        )
+        first += len(part)
+    if not equal:
+        raise RuntimeError(f"FFCV gave back other images than it was given ({file})")
+    return back
+
+
+def batches(count: int) -> Iterator[slice]:
+    """Rows in pieces that fit in memory."""
+    return (slice(first, first + BATCH) for first in range(0, count, BATCH))
 
 
 def _whole(file: Path) -> bool:
@@ -173,29 +235,31 @@ def _whole(file: Path) -> bool:
     return whole
 
 
-def _child(task: str, file: Path, shape: tuple[int, ...], payload: bytes) -> bytes:
+def _child(task: str, file: Path, shape: tuple[int, ...], source: BinaryIO, sink: BinaryIO) -> None:
     """Run this file as a script in a session of its own; end it and its workers when time is up."""
     limit = START_SECONDS + shape[0] / IMAGES_PER_SECOND
     quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    child = subprocess.Popen(
-        [sys.executable, __file__, task, str(file), str(os.getpid()), *map(str, shape)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | quiet,
-        start_new_session=True,
-    )
-    try:
-        out, said = child.communicate(payload, timeout=limit)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"FFCV took over {limit:.0f} s to {task} {file}") from None
-    finally:
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(
+            [sys.executable, __file__, task, str(file), str(os.getpid()), *map(str, shape)],
+            stdin=source,
+            stdout=sink,
+            stderr=said,
+            env=os.environ | quiet,
+            start_new_session=True,
+        )
+        try:
+            child.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"FFCV took over {limit:.0f} s to {task} {file}") from None
+        finally:
+            if child.returncode != 0:
+                _end(child)
         if child.returncode != 0:
-            _end(child)
-    if child.returncode != 0:
-        last = said.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise RuntimeError(f"FFCV failed to {task} {file}: {last[0]}")
-    return out
+            said.seek(0)
+            last = said.read().decode(errors="replace").strip().splitlines()[-1:]
+            words = last[0] if last else "it said nothing"
+            raise RuntimeError(f"FFCV failed to {task} {file}: {words}")
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -206,9 +270,6 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
             child.wait(5)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
-    for pipe in (child.stdin, child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()
 
 
 # From here on: the child's side.
@@ -231,7 +292,22 @@ def _import_ffcv() -> None:
     Compiler.set_enabled(False)
 
 
-def _child_write(file: str, shape: tuple[int, ...], source: BinaryIO) -> None:
+class _Given:
+    """The images and labels on stdin, one by one."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        given, size = mmap.mmap(0, 0, access=mmap.ACCESS_READ), int(np.prod(shape))
+        self.images = np.frombuffer(given, np.uint8, size).reshape(shape)
+        self.labels = np.frombuffer(given, np.int64, shape[0], size)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> tuple[Images, int]:
+        return self.images[row], int(self.labels[row])
+
+
+def _child_write(file: str, shape: tuple[int, ...]) -> None:
     import multiprocessing
 
     from ffcv.fields import IntField, NDArrayField
@@ -239,14 +315,9 @@ def _child_write(file: str, shape: tuple[int, ...], source: BinaryIO) -> None:
 
     # FFCV's writer was made for fork; with one worker the bytes of the file repeat.
     multiprocessing.set_start_method("fork", force=True)
-    count, *image = shape
-    images = np.frombuffer(source.read(int(np.prod(shape))), np.uint8).reshape(shape)
-    labels = np.frombuffer(source.read(8 * count), np.int64)
-    if len(labels) != count:
-        raise EOFError("the parent ended before all images were sent")
-    fields = {"image": NDArrayField(np.dtype("uint8"), tuple(image)), "label": IntField()}
+    fields = {"image": NDArrayField(np.dtype("uint8"), shape[1:]), "label": IntField()}
     writer = DatasetWriter(file, fields, num_workers=1)
-    writer.from_indexed_dataset(list(zip(images, labels.tolist(), strict=True)), chunksize=1000)
+    writer.from_indexed_dataset(_Given(shape), chunksize=1000)
 
 
 def _child_read(file: str, sink: BinaryIO) -> None:
@@ -291,7 +362,7 @@ def _child_main(task: str, file: str, parent: str, *sides: str) -> None:
     os.dup2(2, 1)
     _import_ffcv()
     if task == "write":
-        _child_write(file, shape, sys.stdin.buffer)
+        _child_write(file, shape)
     _child_read(file, sink)
     sink.close()
 
