@@ -17,6 +17,8 @@ SHAPES = ((5, 24, 9, 7), (3, 40, 1, 1), (9, 96, 16, 16))
 EPS = 1e-5
 
 FOLDER = {
+    "batch_norm_pool": "batch_norm",
+    "batch_norm_pool_backward": "batch_norm",
     "cross_entropy_phi": "cross_entropy",
     "cross_entropy_phi_backward": "cross_entropy",
     "conv2d": "conv",
@@ -91,6 +93,34 @@ def batch_norm_backward(dtype: torch.dtype) -> list[Args]:
         flags = [mean is None, eps, form, tau, through, True, bias is not None]
         flags += [residual is not None, True, bias, residual is not None]
         found.append([grad, slope, x, weight, *statistics, *flags])
+    return found
+
+
+def batch_norm_pool(dtype: torch.dtype) -> list[Args]:
+    """The same with pooling, where an image holds a window."""
+    return [
+        [*args[:5], *args[6:]]
+        for args in batch_norm(dtype)
+        if min(args[0].shape[3:]) > 1 and not args[11]
+    ]
+
+
+def batch_norm_pool_backward(dtype: torch.dtype) -> list[Args]:
+    """The gradients of the same; a window's largest stands out, whatever the rounding."""
+    from kernels.batch_norm import reference
+
+    found = []
+    for args in batch_norm_pool(dtype):
+        x, weight, bias, running, _, _, eps, relu, form, tau, through = args
+        x = _distinct(x)
+        wide = [a.double() if isinstance(a, Tensor) else a for a in (x, *args[1:])]
+        kept = [reference.batch_norm_pool(*(_of(a, m) for a in wide)) for m in range(MODELS)]
+        y, mean, var = (torch.stack([k[i] for k in kept]) for i in range(3))
+        grad = noise(*y.shape[1:], seed=7, dtype=dtype)
+        grad = _clear(grad, y.to(grad.dtype)) if relu else grad
+        slope = noise(seed=8).abs() if form else None
+        flags = [running is None, eps, relu, form, tau, through, True, bias is not None, True]
+        found.append([grad, slope, x, weight, bias, mean.float(), var.float(), *flags])
     return found
 
 
@@ -186,6 +216,14 @@ def sgd(dtype: torch.dtype) -> list[Args]:
     ]
 
 
+def _distinct(x: Tensor) -> Tensor:
+    """x with one pixel of each window far above the others, and each of four places in turn."""
+    row, column = (torch.arange(n) for n in x.shape[3:])
+    window = row[:, None] // 2 + column // 2
+    place = row[:, None] % 2 * 2 + column % 2
+    return (x + 16 * ((place + window) % 4)).to(x.dtype)
+
+
 def _of(value: Any, model: int) -> Any:
     return value[model] if isinstance(value, Tensor) else value
 
@@ -197,6 +235,8 @@ def _grad(logits: Tensor) -> Tensor:
 EXAMPLES: dict[str, Callable[[torch.dtype], list[Args]]] = {
     "batch_norm": batch_norm,
     "batch_norm_backward": batch_norm_backward,
+    "batch_norm_pool": batch_norm_pool,
+    "batch_norm_pool_backward": batch_norm_pool_backward,
     "group_norm": group_norm,
     "group_norm_backward": group_norm_backward,
     "cross_entropy": lambda dtype: [[z, y] for z, y in _logits(dtype)],

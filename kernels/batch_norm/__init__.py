@@ -1,4 +1,4 @@
-"""Batch norm with ReLU, residual and the gamma/sigma penalty as one op.
+"""Batch norm with ReLU, residual, pooling and the gamma/sigma penalty as one op.
 
 y = relu(gamma * (x - mu) / sigma + beta + residual), sigma = sqrt(v + eps), v the biased variance.
 The formulas of the backward pass and of the penalty are those of docs/science.md, "Batch norm,
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from kernels._layout import accumulated, empty, empty_activation, nothing
 from kernels._register import differentiate, refuse_functional_grad, register
+from kernels.batch_norm import pooled
+from kernels.pool import max_pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,7 @@ def batch_norm(
     residual: Tensor | None = None,
     penalty: PenaltyForm | None = None,
     probe_B: Tensor | None = None,
+    pool: int = 0,
 ) -> BatchNormOut:
     """Normalise x (N, C, H, W) or (N, C) per channel, then gamma, beta, residual and ReLU.
 
@@ -148,7 +151,9 @@ def batch_norm(
     functional: the caller updates running statistics from `mean_C` and `var_C` (times R/(R-1)),
     so `momentum` is not used here. `penalty` is mean_c phi(gamma_c / sigma_c), unscaled by lambda.
     `probe_B`, zeros (N,) that require a gradient, receives each sample's squared share of the
-    gradients of gamma and beta; it leaves the outputs as they are.
+    gradients of gamma and beta; it leaves the outputs as they are. With `pool` y is the maxima of
+    its size × size windows (`max_pool`): on a GPU one op does all where the size is 2 and nothing
+    is added, elsewhere the two ops follow each other.
 
     Raises ValueError on other dimensions, or where training=False lacks running statistics.
 
@@ -166,18 +171,12 @@ def batch_norm(
         x = x[:, :, None, None]
         residual = None if residual is None else residual[:, :, None, None]
     form = penalty or PenaltyForm(form="square")
-    y, mean_C, var_C, value = _forward(
-        x,
-        weight,
-        bias,
-        None if training else running_mean,
-        None if training else running_var,
-        residual,
-        probe_B,
-        eps,
-        relu,
-        form.form if penalty else "",
-        form.tau,
-        form.through_sigma,
-    )
+    inputs = (x, weight, bias, *((None, None) if training else (running_mean, running_var)))
+    options = (eps, relu, form.form if penalty else "", form.tau, form.through_sigma)
+    small = min(x.shape[2:]) < pooled.SIZE
+    if pool == pooled.SIZE and residual is None and not small and pooled.fuses(x.device):
+        y, mean_C, var_C, value = pooled._forward(*inputs, probe_B, *options)
+    else:
+        y, mean_C, var_C, value = _forward(*inputs, residual, probe_B, *options)
+        y = max_pool(y, pool) if pool else y
     return BatchNormOut(y[:, :, 0, 0] if flat else y, mean_C, var_C, value if penalty else None)

@@ -12,7 +12,8 @@ from kernels._channels import constants, flat, flat_or
 from kernels._channels import cpu as channels
 from kernels._channels.cpu import ZERO, mapped, moments, reduced, sloped
 from kernels._compiled.cpu import compiler
-from kernels._layout import as_activation, channels_last
+from kernels._layout import as_activation, channels_last, empty_activation, nothing
+from kernels.pool import cpu as pool
 
 kernel = compiler(__file__, channels.__file__)
 
@@ -120,6 +121,69 @@ def batch_norm_backward(
     if need_bias:
         grad_bias.copy_(torch.from_numpy(both[1]))
     return None
+
+
+def batch_norm_pool(
+    out: tuple[Tensor, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    probe: Tensor | None,
+    eps: float,
+    relu: bool,
+    form: str,
+    tau: float,
+    through_sigma: bool,
+) -> object:
+    """Norm and pooling one after the other."""
+    if not out[0].numel():
+        return NotImplemented
+    whole = empty_activation(x, x.shape[0], x.shape[1:])
+    places = empty_activation(x, x.shape[0], out[0].shape[1:], torch.uint8)
+    running = (running_mean, running_var)
+    batch_norm((whole, *out[1:]), x, weight, bias, *running, None, probe, eps, relu, form, tau,
+               through_sigma)  # fmt: skip
+    pool.max_pool((out[0], places), whole, 2)
+    return out
+
+
+def batch_norm_pool_backward(
+    out: tuple[Tensor, ...],
+    grad: Tensor,
+    grad_penalty: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    training: bool,
+    eps: float,
+    relu: bool,
+    form: str,
+    tau: float,
+    through_sigma: bool,
+    need_x: bool,
+    need_bias: bool,
+    need_probe: bool,
+) -> object:
+    """The output again, the places of its maxima, then both gradients one after the other."""
+    if not grad.numel():
+        return NotImplemented
+    models, shape = x.shape[0], x.shape[1:]
+    whole, spread = empty_activation(x, models, shape), empty_activation(x, models, shape)
+    y, where = (empty_activation(x, models, grad.shape[1:], t) for t in (x.dtype, torch.uint8))
+    rest = (torch.empty_like(mean), torch.empty_like(var), mean.new_empty(models))
+    batch_norm((whole, *rest), x, weight, bias, mean, var, None, None, eps, relu, "", tau, False)
+    pool.max_pool((y, where), whole, 2)
+    pool.max_pool_backward((spread,), grad, where, 2, *shape[2:])
+    saved = (x, weight, mean, var, whole if relu else None, training, eps, form, tau)
+    needs = (need_x, need_bias, False, need_probe)
+    five = (*out[:3], nothing(x, models), out[3])
+    return batch_norm_backward(
+        five, spread, grad_penalty, *saved, through_sigma, *needs, bias, False
+    )
 
 
 @kernel

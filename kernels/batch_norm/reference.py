@@ -6,6 +6,8 @@ N samples, C channels, R = N * H * W.
 import torch
 from torch import Tensor
 
+from kernels.pool import reference as pool
+
 
 def _per_channel(value_C: Tensor) -> Tensor:
     return value_C[:, None, None]
@@ -110,3 +112,53 @@ def batch_norm_backward(
         grad if need_residual else None,
         (beta_NC.square() + gamma_NC.square()).sum(1) if need_probe else None,
     )
+
+
+def batch_norm_pool(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    probe_N: Tensor | None,
+    eps: float,
+    relu: bool,
+    form: str,
+    tau: float,
+    through_sigma: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same with the output's 2×2 maxima instead of the output."""
+    running = (running_mean, running_var)
+    y, *rest = batch_norm(
+        x, weight, bias, *running, None, probe_N, eps, relu, form, tau, through_sigma
+    )
+    return pool.max_pool(y, 2)[0], rest[0], rest[1], rest[2]
+
+
+def batch_norm_pool_backward(
+    grad: Tensor,
+    grad_penalty: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean_C: Tensor,
+    var_C: Tensor,
+    training: bool,
+    eps: float,
+    relu: bool,
+    form: str,
+    tau: float,
+    through_sigma: bool,
+    need_x: bool,
+    need_bias: bool,
+    need_probe: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, weight, bias and the probe; the windows' winners are found again in x."""
+    y = batch_norm(x, weight, bias, mean_C, var_C, None, None, eps, relu, "", tau, False)[0]
+    spread = pool.max_pool_backward(grad, pool.max_pool(y, 2)[1], 2, *x.shape[2:])
+    shown = y if relu else None
+    saved = (x, weight, mean_C, var_C, shown, training, eps, form, tau, through_sigma)
+    grads = batch_norm_backward(
+        spread, grad_penalty, *saved, need_x, need_bias, False, need_probe, bias
+    )
+    return *grads[:3], grads[4]

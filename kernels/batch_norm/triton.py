@@ -8,9 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels._launch import activation, rounds, sample_tiles, tiles, unit_stride
-from kernels._layout import empty_activation
+from kernels._launch import Tiles, activation, rounds, sample_tiles, tiles, unit_stride
+from kernels._layout import as_activation, empty_activation
 from kernels.batch_norm import triton_passes as passes
+from kernels.batch_norm import triton_pool as pooled
 
 
 def batch_norm(
@@ -126,6 +127,132 @@ def batch_norm_backward(
                     dz if write_dz else dy, x, dx, gamma, beta, mean, var, coef, first, cut.pitch,
                     *pitches, samples * pixels, eps, CHUNK=cut.chunk, ROWS=cut.rows,
                     BIAS=bias is not None, MASK=mask == "x", **flags,
+                )  # fmt: skip
+    return out
+
+
+def _warps() -> int:
+    """128 threads, also where a warp has 64; the interpreter knows no warps."""
+    try:
+        return int(128 // triton.runtime.driver.active.get_current_target().warp_size)
+    except RuntimeError:
+        return 4
+
+
+def _windows(cut: Tiles, x: Tensor) -> Tiles:
+    """The cut of a layer in windows of four pixels: 128 bits a pixel for each of 128 threads."""
+    rows = max(1, cut.rows // x.element_size())
+    return cut._replace(rows=rows, chunk=max(rows, cut.chunk // 4))
+
+
+def batch_norm_pool(
+    out: tuple[Tensor, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    probe: Tensor | None,
+    eps: float,
+    relu: bool,
+    form: str,
+    tau: float,
+    through_sigma: bool,
+) -> object:
+    """Fill the windows' maxima, mean, biased variance and penalty; leaves empty batches."""
+    y, mean, var, penalty = out
+    samples, channels, height, width = x.shape[1:]
+    rows, windows = samples * height * width, samples * (height // 2) * (width // 2)
+    if y.numel() == 0:
+        return NotImplemented
+    cut = tiles(rows, channels)
+    few = _windows(cut, x)
+    x = activation(x, cut.pitch)
+    gamma = mean if weight is None else unit_stride(weight)
+    beta = mean if bias is None else unit_stride(bias)
+    if running_mean is not None and running_var is not None:
+        mean.copy_(running_mean)
+        var.copy_(running_var)
+    chunks = triton.cdiv(rows, cut.chunk)
+    part = x.new_empty((x.shape[0], chunks, 2, channels), dtype=torch.float32)
+    shape = {"C": channels, "COLS": cut.cols}
+    with torch.cuda.device_of(x):
+        for first, models in rounds(x, 2):
+            if running_mean is None:
+                passes.statistics[(chunks, cut.blocks, models)](
+                    x, part, first, cut.pitch, rows, chunks, CHUNK=cut.chunk, ROWS=cut.rows, **shape
+                )
+                passes.merge_statistics[(cut.blocks, models)](
+                    part, mean, var, first, mean.stride(0), rows, chunks, CHUNK=cut.chunk,
+                    STEP=cut.rows, **shape,
+                )  # fmt: skip
+            pooled.apply_pooled[(triton.cdiv(windows, few.chunk), cut.blocks, models)](
+                x, y, gamma, beta, mean, var, penalty, penalty.stride(0), first, cut.pitch,
+                y.stride(0), gamma.stride(0), beta.stride(0), mean.stride(0), windows, eps, tau,
+                H=height, W=width, CHUNK=few.chunk, ROWS=few.rows, WEIGHT=weight is not None,
+                BIAS=bias is not None, RELU=relu, FORM=form, num_warps=_warps(), **shape,
+            )  # fmt: skip
+    return out
+
+
+def batch_norm_pool_backward(
+    out: tuple[Tensor, ...],
+    grad_y: Tensor,
+    grad_penalty: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    training: bool,
+    eps: float,
+    relu: bool,
+    form: str,
+    tau: float,
+    through_sigma: bool,
+    need_x: bool,
+    need_bias: bool,
+    need_probe: bool,
+) -> object:
+    """Fill the gradients of x, weight, bias and probe from that of the windows' maxima."""
+    dx, dweight, dbias, dprobe = out
+    samples, channels, height, width = x.shape[1:]
+    rows, windows = samples * height * width, samples * -(-height // 2) * -(-width // 2)
+    if grad_y.numel() == 0:
+        return NotImplemented
+    cut = tiles(rows, channels)
+    few = _windows(cut, x)
+    group, tile_samples, tile_rows = sample_tiles((height // 2) * (width // 2), few)
+    groups = triton.cdiv(samples, group)
+    x, dy = activation(x, cut.pitch), as_activation(grad_y)
+    mean, var, gamma, beta = _vectors(mean, var, weight, bias)
+    part, coef, norm = (
+        torch.empty((x.shape[0], *shape), dtype=torch.float32, device=x.device)
+        for shape in ((groups, 2, channels), (2, channels), (samples * need_probe, cut.blocks))
+    )
+    slope = mean if grad_penalty is None else grad_penalty
+    pitches = (dy.stride(0), gamma.stride(0), beta.stride(0), mean.stride(0))
+    flags = {"C": channels, "COLS": cut.cols, "WEIGHT": weight is not None}
+    layer = {"H": height, "W": width, "BIAS": bias is not None, "RELU": relu}
+    layer["num_warps"] = _warps()
+    with torch.cuda.device_of(x):
+        for first, models in rounds(x, 3):
+            pooled.reduce_pooled[(groups, cut.blocks, models)](
+                dy, x, gamma, beta, mean, var, part, norm, first, cut.pitch, *pitches, samples,
+                groups, eps, GROUP=group, SAMPLES=tile_samples, ROWS=tile_rows, NORMS=need_probe,
+                **layer, **flags,
+            )  # fmt: skip
+            passes.merge_sums[(cut.blocks, models)](
+                part, coef, gamma, var, slope, dweight, dbias, norm, dprobe, first, pitches[1],
+                mean.stride(0), slope.stride(0), dprobe.stride(0), dweight.stride(0),
+                dbias.stride(0), samples, rows, groups, eps, tau, STEP=cut.rows,
+                BIAS=need_bias, FORM=form if grad_penalty is not None else "",
+                THROUGH=through_sigma and training, NORMS=need_probe, **flags,
+            )  # fmt: skip
+            if need_x:
+                pooled.apply_backward_pooled[(triton.cdiv(windows, few.chunk), cut.blocks, models)](
+                    dy, x, dx, gamma, beta, mean, var, coef, first, cut.pitch, *pitches, windows,
+                    eps, CHUNK=few.chunk, ROWS=few.rows, TRAINING=training, **layer, **flags,
                 )  # fmt: skip
     return out
 

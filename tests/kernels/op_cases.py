@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kernels
+from kernels.batch_norm import pooled
 
 Tensors = dict[str, Tensor]
 
@@ -101,6 +102,28 @@ def _batch_norm_case(name, shape, parts=("weight_c", "bias"), relu=False, form=N
         shapes={"x": shape} | {p: sizes[p] for p in parts},
         ours=lambda **t: _batch_norm(**t, relu=relu, form=form),
         plain=lambda **t: _plain_batch_norm(**t, relu=relu, form=form),
+    )
+
+
+def _pooled(x, weight_c, bias, form=None):
+    """The op itself, which a CPU does not choose."""
+    static = (1e-5, True, form.form if form else "", form.tau if form else 1.0, True)
+    y, _, _, penalty = pooled._forward(x, weight_c, bias, None, None, None, *static)
+    return y if form is None else (y, penalty)
+
+
+def _plain_pooled(x, weight_c, bias, form=None):
+    found = _plain_batch_norm(x, weight_c, bias, relu=True, form=form)
+    y, *penalty = found if form else (found,)
+    return (F.max_pool2d(y, 2), *penalty) if form else F.max_pool2d(y, 2)
+
+
+def _pooled_case(name, shape, form=None):
+    return Case(
+        name=f"batch_norm {name}",
+        shapes={"x": shape, "weight_c": shape[1:2], "bias": shape[1:2]},
+        ours=lambda x, weight_c, bias: _pooled(x, weight_c, bias, form),
+        plain=lambda x, weight_c, bias: _plain_pooled(x, weight_c, bias, form),
     )
 
 
@@ -212,6 +235,8 @@ CASES = [
         ),
         plain=_eval_batch_norm(lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b).relu()),
     ),
+    _pooled_case("pooled", (5, 6, 7, 8)),
+    _pooled_case("pooled, hinge", (3, 13, 5, 4), _HINGE),
     _group_norm_case("planes", (3, 6, 5, 7), 2),
     _group_norm_case("channels-last", (5, 24, 7, 7), 4, relu=True),
     _group_norm_case("residual", (3, 16, 5, 3), 8, relu=True, residual=True),

@@ -15,6 +15,7 @@ ONE_EACH = (
     "conv2d to channels-last",
     "linear",
     "batch_norm hinge",
+    "batch_norm pooled, hinge",
     "group_norm residual",
     "affine mixed",
     "pool max channels-last",

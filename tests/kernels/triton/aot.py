@@ -26,6 +26,9 @@ WIDE = {
     "apply": ("loads", "stores"),
     "reduce": ("loads",),
     "apply_backward": ("loads", "stores"),
+    "apply_pooled": ("loads", "stores"),
+    "reduce_pooled": ("loads",),
+    "apply_backward_pooled": ("loads", "stores"),
     "forward": ("loads", "stores"),
     "backward": ("loads", "stores"),
     "update_all": ("loads", "stores"),
@@ -57,6 +60,25 @@ def batch_norm(layer, dtype):
         launchers.batch_norm_backward(
             (dx, dweight, dbias, dz, norms), dy, penalty, x, weight, mean, var, y, bool(training),
             1e-5, "hinge", 1.0, True, True, True, bool(added), bool(probe), bias, bool(added),
+        )  # fmt: skip
+
+    batch_norm_pool(layer, dtype, (x, dx), (weight, bias, mean, var, dweight, dbias))
+
+
+def batch_norm_pool(layer, dtype, activations, vectors):
+    from kernels.batch_norm import triton as launchers
+
+    channels, height, width = layer
+    (x, dx), (weight, bias, mean, var, dweight, dbias) = activations, vectors
+    y, dy = (activation((channels, height // 2, width // 2), dtype) for _ in range(2))
+    penalty, norms = torch.ones(MODELS, 16)[:, 0], torch.ones(MODELS, BATCH)
+    static = (1e-5, True, "hinge", 1.0, True)
+    for running in ((None, None), (mean, var)):
+        launchers.batch_norm_pool((y, mean, var, penalty), x, weight, bias, *running, None, *static)
+    for training, probe in ((True, True), (False, False)):
+        launchers.batch_norm_pool_backward(
+            (dx, dweight, dbias, norms), dy, penalty, x, weight, bias, mean, var, training,
+            *static, True, True, probe,
         )  # fmt: skip
 
 

@@ -33,6 +33,8 @@ def case(models, samples, channels, height, width, *, dtype=torch.float32, **opt
         noise(*shape, seed=6, dtype=dtype) if residual else None,
         torch.zeros(models, samples) if probe else None,
     )
+    if size := options.get("pool", 0):
+        shape = (models, samples, channels, height // size, width // size)
     weights = [noise(*shape, seed=7, dtype=dtype), noise(models, seed=8)]
     return inputs, weights, options
 
@@ -64,8 +66,9 @@ def textbook(inputs, weights, options):
 
 
 def textbook_model(
-    x, weight, bias, mean, var, residual, probe, weights, *, training, relu=False, penalty=None
-):
+    x, weight, bias, mean, var, residual, probe, weights, *, training, relu=False, penalty=None,
+    pool=0,
+):  # fmt: skip
     samples = x.shape[0]
     if training:
         mean = x.mean((0, 2, 3))
@@ -78,7 +81,8 @@ def textbook_model(
     def output(gamma_NC, beta_NC, normal):
         y = normal * gamma_NC[:, :, None, None] + beta_NC[:, :, None, None]
         y = y if residual is None else y + residual
-        return y.relu() if relu else y
+        y = y.relu() if relu else y
+        return torch.nn.functional.max_pool2d(y, pool) if pool else y
 
     normal = (x - mean[:, None, None]) / sigma[:, None, None]
     y = output(gamma.expand(samples, -1), beta.expand(samples, -1), normal)
