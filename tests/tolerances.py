@@ -28,6 +28,16 @@ STEPS_FLOAT64 = 1e-13
 GRADCHECK = 1e-6
 """Finite differences in float64: the tolerance of torch.autograd.gradcheck's own default scale."""
 
+INTERPRETED = 1e-6
+"""An interpreted kernel in float32, outputs and gradients alike: greatest error over the model's
+greatest value."""
+
+INTERPRETED_NET = 1e-5
+"""The same through a whole net: six layers pass their errors on, and a rounded ReLU its mask."""
+
+INTERPRETED_BFLOAT16 = 0.999
+"""The share of a kernel's bfloat16 numbers that equal the float64 ones rounded once."""
+
 
 def whole_norm(tensors: Iterable[Tensor]) -> float:
     """The norm of several tensors as one vector, in float64."""

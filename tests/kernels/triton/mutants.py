@@ -22,6 +22,7 @@ ROOT = HERE.parents[2]
 RESULT = ROOT / "bench" / "results" / "mutants.csv"
 BN, GN = "kernels/batch_norm/triton_passes.py", "kernels/group_norm/triton_passes.py"
 CE, SGD = "kernels/cross_entropy/triton.py", "kernels/sgd/triton.py"
+POOL = "kernels/batch_norm/triton_pool.py"
 AUGMENT, NORMS = "kernels/augment/triton.py", "kernels/grad_norm/triton_passes.py"
 NUMBERS = "test_outputs_and_gradients_equal_float64_autograd"
 
@@ -84,6 +85,20 @@ MUTANTS = [
     Mutant("a lost last block", SGD, "starts.append(starts[-1] + -(-count // BLOCK))",
            "starts.append(starts[-1] + max(1, count // BLOCK))", "check_sgd.py"),
     Mutant("weight decay for all", SGD, "if DECAYED:", "if True:", "check_sgd.py"),
+    Mutant("a 32-bit model in cross-entropy", CE,
+           "model = tl.cast(tl.program_id(1), tl.int64)\n    row = tl.program_id(0) * ROWS "
+           "+ tl.arange(0, ROWS)\n    col = tl.arange(0, COLS)\n    here",
+           "model = tl.program_id(1)\n    row = tl.program_id(0) * ROWS "
+           "+ tl.arange(0, ROWS)\n    col = tl.arange(0, COLS)\n    here",
+           "check_far_models.py -k cross_entropy"),
+    Mutant("a 32-bit model in gradient norms", NORMS,
+           "model = tl.cast(tl.program_id(2), tl.int64)", "model = tl.program_id(2)",
+           "check_far_models.py -k conv_norms"),
+    Mutant("the last of equals wins", POOL, "takes = (value > best)", "takes = (value >= best)",
+           "check_batch_norm_pool.py::test_it_equals_norm_and_pooling_one_after_the_other"),
+    Mutant("windows over the border", POOL, "mask=right & below, other=0.0).to(tl.float32)",
+           "mask=here, other=0.0).to(tl.float32)",
+           f"check_batch_norm_pool.py::{NUMBERS}[odd images]"),
     Mutant("a saturating confidence", CE, "miss = 1.0 / (1.0 + tl.exp(phi))",
            "miss = 1.0 - 1.0 / (1.0 + tl.exp(-phi))",
            "check_cross_entropy.py::test_confident_samples_keep_their_relative_accuracy"),
@@ -104,6 +119,7 @@ def plant(mutant: Mutant, folder: Path) -> None:
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "kernels", folder / "kernels", ignore=skip)
     shutil.copytree(HERE, folder / "tests" / "kernels" / "triton", ignore=skip)
+    shutil.copy(ROOT / "tests" / "tolerances.py", folder / "tests")
     path = folder / mutant.file
     text = path.read_text()
     parts = text.split(mutant.old)

@@ -5,12 +5,17 @@ with the layouts that a GPU would see; `run` traces a call and differentiates it
 """
 
 import contextlib
+import sys
+from pathlib import Path
 
 import torch
 from triton_interpreter import prepare
 
 prepare()
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from tolerances import INTERPRETED, INTERPRETED_BFLOAT16, INTERPRETED_NET  # noqa: E402
 from triton_tracer import Tracer  # noqa: E402
 
 import kernels  # noqa: E402
@@ -88,7 +93,7 @@ def assert_close(name, got, want, *, tolerance, atol=0.0):
         assert error <= limit, f"{name}, model {m}: error {error:.3g}, allowed {limit:.3g}"
 
 
-def assert_rounded(name, got, want, *, share=0.999):
+def assert_rounded(name, got, want, *, share=INTERPRETED_BFLOAT16):
     """bfloat16 results equal the reference rounded to bfloat16 on more than `share`."""
     assert got.dtype is torch.bfloat16, f"{name}: {got.dtype}"
     equal = float((got == want.to(torch.bfloat16)).double().mean())
@@ -97,6 +102,9 @@ def assert_rounded(name, got, want, *, share=0.999):
 
 __all__ = [
     "FLOATS",
+    "INTERPRETED",
+    "INTERPRETED_BFLOAT16",
+    "INTERPRETED_NET",
     "Tracer",
     "assert_close",
     "assert_rounded",

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from triton_case import (
+    INTERPRETED,
     Tracer,
     assert_close,
     assert_rounded,
@@ -136,11 +137,11 @@ def test_outputs_and_gradients_equal_float64_autograd(name):
     with Tracer():
         outputs, grads = apply(inputs, weights, options)
     wanted, wanted_grads = textbook(inputs, weights, options)
-    assert_close(f"{name}: y", outputs[0], wanted[0], tolerance=1e-6)
-    assert_close(f"{name}: penalty", outputs[1], wanted[1], tolerance=1e-6)
+    assert_close(f"{name}: y", outputs[0], wanted[0], tolerance=INTERPRETED)
+    assert_close(f"{name}: penalty", outputs[1], wanted[1], tolerance=INTERPRETED)
     for label, got, want in zip(NAMES, grads, wanted_grads, strict=True):
         if want is not None:
-            assert_close(f"{name}: {label}", got, want, tolerance=2e-6)
+            assert_close(f"{name}: {label}", got, want, tolerance=INTERPRETED)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -151,11 +152,10 @@ def test_bfloat16_equals_the_rounded_reference(name):
         outputs, grads = apply(inputs, weights, options)
     wanted, wanted_grads = textbook(inputs, weights, options)
     assert_rounded("y", outputs[0], wanted[0])
-    masked = options.get("relu") and inputs[5] is not None
-    assert_rounded("dx", grads[0], wanted_grads[0], share=0.98 if masked else 0.999)
+    assert_rounded("dx", grads[0], wanted_grads[0])
     for label, got, want in zip(NAMES[1:3], grads[1:3], wanted_grads[1:3], strict=True):
         assert got.dtype is torch.float32
-        assert_close(label, got, want, tolerance=2e-6)
+        assert_close(label, got, want, tolerance=INTERPRETED)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -237,7 +237,7 @@ def test_a_large_mean_does_not_cost_the_variance():
             lambda x: kernels.batch_norm(x, None, None, None, None, training=True).var_C
         )(x)
     want = x.double().var((1, 3, 4), unbiased=False)
-    assert_close("variance", var, want, tolerance=1e-6)
+    assert_close("variance", var, want, tolerance=INTERPRETED)
 
 
 def floors(inputs, options):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from check_batch_norm import HINGE, NAMES, SQUARE, apply, case, textbook
 from triton_case import (
+    INTERPRETED,
     Tracer,
     assert_close,
     assert_rounded,
@@ -45,11 +46,11 @@ def test_outputs_and_gradients_equal_float64_autograd(name):
         outputs, grads = apply(inputs, weights, options)
     assert "reduce_pooled" in {launch.name for launch in trace.launches}
     wanted, wanted_grads = textbook(inputs, weights, options)
-    assert_close(f"{name}: y", outputs[0], wanted[0], tolerance=1e-6)
-    assert_close(f"{name}: penalty", outputs[1], wanted[1], tolerance=1e-6)
+    assert_close(f"{name}: y", outputs[0], wanted[0], tolerance=INTERPRETED)
+    assert_close(f"{name}: penalty", outputs[1], wanted[1], tolerance=INTERPRETED)
     for label, got, want in zip(NAMES, grads, wanted_grads, strict=True):
         if want is not None:
-            assert_close(f"{name}: {label}", got, want, tolerance=2e-6)
+            assert_close(f"{name}: {label}", got, want, tolerance=INTERPRETED)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -61,7 +62,7 @@ def test_bfloat16_equals_the_rounded_reference(name):
     assert_rounded("y", outputs[0], wanted[0])
     assert_rounded("dx", grads[0], wanted_grads[0])
     for label, got, want in zip(NAMES[1:3], grads[1:3], wanted_grads[1:3], strict=True):
-        assert_close(label, got, want, tolerance=2e-6)
+        assert_close(label, got, want, tolerance=INTERPRETED)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -104,7 +105,7 @@ def test_it_equals_norm_and_pooling_one_after_the_other():
     assert torch.equal(found[1], want[1])
     for name, a, b in zip(NAMES, found_grads, want_grads, strict=True):
         if a is not None:
-            assert_close(name, a, b, tolerance=1e-6)
+            assert_close(name, a, b, tolerance=INTERPRETED)
 
 
 def test_any_strides_and_an_empty_batch_are_accepted():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton_case import Tracer, assert_close, noise, served
+from triton_case import INTERPRETED, INTERPRETED_NET, Tracer, assert_close, noise, served
 
 from kernels import grad_norm
 from kernels.grad_norm import reference
@@ -16,7 +16,7 @@ CONVS = {
     "5x5 valid": (1, 2, 3, 6, 10, 9, 5, 1, 0, True),
     "several tiles": (1, 2, 40, 36, 7, 7, 3, 1, 1, True),
     "small": (2, 2, 5, 6, 6, 6, 3, 1, 1, True),
-    "one pixel": (3, 4, 5, 6, 1, 1, 1, 1, 0, True),
+    "one pixel": (5, 4, 5, 6, 1, 1, 1, 1, 0, True),
 }
 
 
@@ -57,7 +57,7 @@ def test_norms_equal_those_of_float64_gradients(name, form):
     x, grad, options = case(name)
     with Tracer():
         found = norms(x, grad, options, form)
-    assert_close(f"{name}, {form}", found, textbook(x, grad, options), tolerance=2e-6)
+    assert_close(f"{name}, {form}", found, textbook(x, grad, options), tolerance=INTERPRETED)
 
 
 @pytest.mark.parametrize("form", ["gram", "square"])
@@ -66,7 +66,7 @@ def test_bfloat16_inputs_accumulate_in_float32(form):
     with Tracer():
         found = norms(x, grad, options, form)
     assert found.dtype is torch.float32
-    assert_close(form, found, textbook(x, grad, options), tolerance=2e-6)
+    assert_close(form, found, textbook(x, grad, options), tolerance=INTERPRETED)
 
 
 def test_the_reference_is_right_too():
@@ -85,8 +85,21 @@ def test_linear_norms_are_products_of_two_norms(shape, bias):
     with Tracer() as trace:
         found = torch.func.vmap(lambda x, g: grad_norm.linear_norms(x, g, bias=bias))(x, grad)
     want = (x.double().square().sum(2) + bias) * grad.double().square().sum(2)
-    assert_close("linear", found, want, tolerance=1e-6)
+    assert_close("linear", found, want, tolerance=INTERPRETED)
     assert trace.moved() == 4 * (x.numel() + grad.numel() + found.numel())
+
+
+@pytest.mark.parametrize("axis", [0, 1, 3])
+def test_any_strides_and_an_empty_batch_are_accepted(axis):
+    x, grad, options = case("3x3")
+    turned = [t.movedim(axis, -1).contiguous().movedim(-1, axis) for t in (x, grad)]
+    for form in ("gram", "square"):
+        assert torch.equal(norms(*turned, options, form), norms(x, grad, options, form))
+    flat = [t[:, :, :, 0, 0] for t in (x, grad)]
+    mapped = torch.func.vmap(grad_norm.linear_norms)
+    assert torch.equal(mapped(*flat), mapped(*(t.contiguous() for t in flat)))
+    none = grad_norm.conv_norms(x[0, :0], grad[0, :0], *options[:3])
+    assert none.shape == grad_norm.linear_norms(flat[0][0, :0], flat[1][0, :0]).shape == (0,)
 
 
 @pytest.mark.parametrize("form", ["gram", "square"])
@@ -137,4 +150,4 @@ def test_a_net_with_probes_runs_on_triton_in_every_sense():
             inputs = [t.to(dtype) for t in (x, weight, gamma, mean, var)]
             total = torch.func.vmap(loss)(*inputs, probe).sum()
             results.append(torch.autograd.grad(total, probe)[0])
-        assert_close(sense, *results, tolerance=1e-5)
+        assert_close(sense, *results, tolerance=INTERPRETED_NET)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from triton_case import (
+    INTERPRETED,
     Tracer,
     assert_close,
     assert_rounded,
@@ -23,7 +24,7 @@ CASES = {
     "groups of three over blocks": (1, 2, 99, 5, 5, 33, {"relu": True}),
     "one group wider than a block": (1, 3, 80, 4, 4, 1, {"relu": True}),
     "one channel a group": (3, 2, 5, 6, 6, 5, {"relu": True}),
-    "one pixel": (3, 7, 12, 1, 1, 4, {"relu": True}),
+    "one pixel": (5, 7, 12, 1, 1, 2, {"relu": True}),
     "no affine": (1, 3, 12, 5, 5, 4, {"affine": False, "relu": True}),
     "wide images": (1, 1, 8, 37, 31, 4, {"relu": True, "residual": True}),
 }
@@ -74,10 +75,10 @@ def test_output_and_gradients_equal_float64_autograd(name):
     with Tracer():
         (y,), grads = apply(inputs, weights, rest)
     want, want_grads = textbook(inputs, weights, rest)
-    assert_close(f"{name}: y", y, want, tolerance=1e-6)
+    assert_close(f"{name}: y", y, want, tolerance=INTERPRETED)
     for label, got, wanted in zip(NAMES, grads, want_grads, strict=True):
         if wanted is not None:
-            assert_close(f"{name}: {label}", got, wanted, tolerance=2e-6)
+            assert_close(f"{name}: {label}", got, wanted, tolerance=INTERPRETED)
 
 
 @pytest.mark.parametrize("name", ["relu", "groups of three over blocks"])
@@ -89,7 +90,7 @@ def test_bfloat16_equals_the_rounded_reference(name):
     want, want_grads = textbook(inputs, weights, rest)
     assert_rounded("y", y, want)
     assert_rounded("dx", grads[0], want_grads[0])
-    assert_close("dweight", grads[1], want_grads[1], tolerance=2e-6)
+    assert_close("dweight", grads[1], want_grads[1], tolerance=INTERPRETED)
 
 
 @pytest.mark.parametrize("name", ["residual", "one pixel"])
@@ -134,6 +135,18 @@ def test_bytes_moved_are_exactly_those_of_the_formula():
     backward = samples * (5 * pixels * vector + 2 * vector + statistics + 2 * vector)
     merge = samples * 2 * vector + 2 * vector
     assert trace.moved() == 3 * (forward + backward + merge)
+
+
+@pytest.mark.parametrize("layout", ["models last", "batch last", "channels second"])
+def test_any_strides_are_accepted(layout):
+    inputs, weights, rest = case(3, 4, 6, 5, 7, 3, relu=True, residual=True)
+    (expected,), expected_grads = apply(inputs, weights, rest)
+    axis = {"models last": 0, "batch last": 1, "channels second": 3}[layout]
+    turned = [t.movedim(axis, -1).contiguous().movedim(-1, axis) for t in (inputs[0], inputs[3])]
+    (found,), grads = apply((turned[0], inputs[1].T.contiguous().T, inputs[2], turned[1]),
+                            weights, rest)  # fmt: skip
+    assert torch.equal(found, expected)
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected_grads, strict=True))
 
 
 def test_an_empty_batch_is_left_to_the_reference():

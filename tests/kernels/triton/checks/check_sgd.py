@@ -2,8 +2,18 @@
 
 import pytest
 import torch
-from triton_case import Tracer, assert_close, kernels, noise, served, untouched_memory
+from triton_case import (
+    INTERPRETED,
+    Tracer,
+    assert_close,
+    assert_rounded,
+    kernels,
+    noise,
+    served,
+    untouched_memory,
+)
 
+from kernels.sgd import reference
 from kernels.sgd import triton as launchers
 
 SHAPES = {"conv": (5, 3, 3, 3), "gamma": (7,), "wide": (1500,), "head": (10, 33)}
@@ -49,7 +59,7 @@ def test_steps_equal_the_optimiser_of_torch(models, momentum, nesterov):
             optimiser.step()
     for name, value in params.items():
         want = torch.stack([twin[name] for twin in twins])
-        assert_close(name, value, want, tolerance=1e-6)
+        assert_close(name, value, want, tolerance=INTERPRETED)
 
 
 def test_a_model_is_the_same_alone_and_in_any_order():
@@ -77,7 +87,31 @@ def test_gradients_may_be_clipped_per_model():
     kernels.sgd.step(params, grads, {}, lr, lr * 0, momentum=0.0, grad_scale_M=scale)
     for name, value in params.items():
         want = before[name] - 0.5 * grads[name] * scale.view(-1, *(1,) * (value.dim() - 1))
-        assert_close(name, value, want, tolerance=1e-6)
+        assert_close(name, value, want, tolerance=INTERPRETED)
+
+
+def test_gradients_of_any_strides_are_accepted():
+    stacks = [state(3, {"a": (6, 5)}, seed) for seed in (0, 5, 9)]
+    turned = [{k: v.clone() for k, v in s.items()} for s in stacks]
+    turned[1] = {k: v.transpose(0, 2).contiguous().transpose(0, 2) for k, v in stacks[1].items()}
+    for params, grads, momenta in (stacks, turned):
+        kernels.sgd.step(params, grads, momenta, *rates(3))
+    assert torch.equal(stacks[0]["a"], turned[0]["a"])
+    assert torch.equal(stacks[2]["a"], turned[2]["a"])
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_bfloat16_equals_the_rounded_reference(nesterov):
+    lr, decay = rates(3)
+    stacks = [{k: v.bfloat16() for k, v in state(3, seed=s).items()} for s in (0, 5, 9)]
+    wide = [{k: v.double() for k, v in s.items()} for s in stacks]
+    with Tracer():
+        kernels.sgd.step(*stacks, lr, decay, nesterov=nesterov)
+    for name, param in wide[0].items():
+        reference.sgd(param, wide[1][name], wide[2][name], lr.double(), decay.double(), 0.9,
+                      nesterov)  # fmt: skip
+        assert_rounded(f"{name}: momentum", stacks[2][name], wide[2][name])
+        assert_rounded(name, stacks[0][name], param)
 
 
 def test_bytes_moved_are_those_of_five_streams():
