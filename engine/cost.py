@@ -31,12 +31,16 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the cost depends on: samples, population, image (H, W, C), classes."""
+    """What the cost depends on: samples, population, image (H, W, C), classes.
+
+    mapped: the images lie in a file, and take no memory that training could need.
+    """
 
     pool: int
     population: int
     image: tuple[int, int, int]
     classes: int
+    mapped: bool = False
 
 
 KNOWN_SIZES = {
@@ -127,7 +131,10 @@ def estimate(
     itemsize = 8 if study.train.precision == "float64" else 4
     nets = {arm: net_cost(study.arms[arm], sizes) for arm in study.arms}
     largest = max(net.stack_bytes(study.train.batch, itemsize) for net in nets.values())
-    images = (sizes.pool + sizes.population) * sizes.image[0] * sizes.image[1] * sizes.image[2]
+    height, width, channels = sizes.image
+    images = (sizes.pool + sizes.population) * height * width * channels
+    if sizes.mapped and device == "cpu":
+        images = 0
     free = memory_limit(study, device) - images
     stack = _stack_size(study, largest, free, device, workers)
     speeds = measured_speeds(cache)
@@ -168,10 +175,10 @@ def memory_limit(study: Study, device: str) -> int:
         import torch
 
         return int(0.9 * torch.cuda.mem_get_info()[0])
-    return int(0.9 * _available_memory())
+    return int(0.9 * available_memory())
 
 
-def _available_memory() -> int:
+def available_memory() -> int:
     """Memory the kernel says can be had without swapping, within the container's limit."""
     text = Path("/proc/meminfo").read_text()
     lines = dict(line.split(":", 1) for line in text.splitlines())

@@ -4,6 +4,7 @@ Imports no torch. N pool samples, R resident images, Z population images, B batc
 Q queries.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +39,26 @@ class MixTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImageTable:
+    """Where a machine's resident images come from if not from the driver: see engine.data.table.
+
+    beton: the digest that names it in the cache, and beton_sha256 that of its bytes. digest: the
+    SHA-256 of the whole table. extra_EHWC: images that are not in the beton and stand at its end.
+    """
+
+    beton: str
+    beton_sha256: str
+    digest: str
+    shape: tuple[int, ...]
+    extra_EHWC: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyData:
-    """All that training reads. mean_C and std_C are of the pool's images divided by 255."""
+    """All that training reads. mean_C and std_C are of the pool's images divided by 255.
+
+    table: set where images are mapped from a file that every machine makes for itself.
+    """
 
     images_RHWC: npt.NDArray[np.uint8]
     population_rows_Z: npt.NDArray[np.int64]
@@ -48,6 +67,11 @@ class StudyData:
     classes: int
     mean_C: tuple[float, ...]
     std_C: tuple[float, ...]
+    table: ImageTable | None = None
+
+    def without_images(self) -> "StudyData":
+        """The same, to be sent to where the images are already."""
+        return dataclasses.replace(self, images_RHWC=self.images_RHWC[:0].copy())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ N pool samples, M models, R resident images (pool, then OOD images, then populat
 """
 
 import hashlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +13,14 @@ import numpy.typing as npt
 
 from engine import seeds
 from engine.data import arrays as image_sets
-from engine.data import beton
+from engine.data import beton, table
 from engine.membership import keep_mask
 from engine.outliers import CLEAN, KINDS, OOD, SampleTable, sample_table
-from engine.plan import MixTable, StudyData
+from engine.plan import ImageTable, MixTable, StudyData
 from engine.study import Study
+
+Ints = npt.NDArray[np.int64]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,64 +42,146 @@ def prepare(study: Study, *, offline: bool = False) -> Prepared:
         ValueError: the data is missing or unfit; the sentence says what to do.
     """
     dataset = image_sets.load(study.data, offline=offline, seed=study.seed)
-    dataset, loader = beton.through_loader(dataset, study.data)
-    pool, left_out = _even_pool(study, dataset.train)
-    population = _population(study, dataset.test)
-    samples, parts = {}, [pool.images_NHWC]
-    first_row = len(pool.labels_N)
-    tables: dict[str, MixTable] = {}
-    rows: dict[str, npt.NDArray[np.int64]] = {}
-    for name, mix in study.mixes.items():
-        source = None
-        if mix.kind == "ood":
-            source = image_sets.load_source(
-                mix.source, data=study.data, like=pool.images_NHWC.shape[1:], offline=offline
-            )
-        table = sample_table(
-            mix, study.seed, pool.labels_N, dataset.classes, 0 if source is None else len(source)
-        )
-        samples[name] = table
-        rows[name] = np.arange(len(pool.labels_N))
-        if source is not None:
-            ood = table.kind_N == OOD
-            parts.append(source[table.source_N[ood]])
-            rows[name][ood] = first_row + np.arange(ood.sum())
-            first_row += int(ood.sum())
-    mask = keep_mask(study.membership, study.seed, study.models, _strata(samples))
-    for name, table in samples.items():
-        tables[name] = MixTable(
-            label_N=table.label_N,
-            true_label_N=table.true_label_N,
-            kind_N=table.kind_N,
-            image_N=rows[name],
+    mapped, loader = table.wanted(dataset, study.data), ""
+    if not mapped:
+        dataset, loader = beton.through_loader(dataset, study.data)
+    pool_N, left_out = _even_pool(study, len(dataset.train))
+    asked_Z = _population(study, len(dataset.test))
+    drawn = _outliers(study, dataset, pool_N, offline)
+    layout = _Layout(dataset=dataset, pool_N=pool_N, extra=drawn.extra, asked_Z=asked_Z)
+    mask = keep_mask(study.membership, study.seed, study.models, _strata(drawn.samples))
+    made = None
+    if mapped:
+        made, loader = layout.mapped(study)
+    images_RHWC = layout.resident() if made is None else table.opened(made, study.data)
+    row_R = layout.rows(made is not None)
+    tables = {
+        name: MixTable(
+            label_N=samples.label_N,
+            true_label_N=samples.true_label_N,
+            kind_N=samples.kind_N,
+            image_N=row_R[drawn.rows[name]],
             keep_MN=mask,
         )
-    mean_C, std_C = _moments(pool.images_NHWC)
+        for name, samples in drawn.samples.items()
+    }
+    mean_C, std_C = _moments(dataset.train.images_NHWC, pool_N)
     data = StudyData(
-        images_RHWC=np.concatenate([*parts, population.images_NHWC]),
-        population_rows_Z=first_row + np.arange(len(population.labels_N)),
-        population_labels_Z=population.labels_N,
+        images_RHWC=images_RHWC,
+        population_rows_Z=row_R[len(row_R) - len(asked_Z) :],
+        population_labels_Z=dataset.test.labels_N[asked_Z],
         tables=tables,
         classes=dataset.classes,
         mean_C=mean_C,
         std_C=std_C,
+        table=made,
     )
-    _check_sizes(study, mask, pool.images_NHWC.shape[1:])
-    _check_outliers(study, samples)
-    digest = study.digest(_digest(data))
+    image = dataset.train.images_NHWC.shape[1:]
+    _check_sizes(study, mask, image)
+    _check_outliers(study, drawn.samples)
+    seen = _digest(layout, data, drawn.rows)
     facts = {
         "name": study.data.name,
-        "digest": _digest(data),
-        "pool": len(pool.labels_N),
+        "digest": seen,
+        "pool": len(pool_N),
         "left_out": [] if left_out is None else [left_out],
-        "population": len(population.labels_N),
+        "population": len(asked_Z),
         "classes": dataset.classes,
-        "image": list(pool.images_NHWC.shape[1:]),
+        "image": list(image),
         "loader": loader,
-        "outliers": {name: _kinds(table) for name, table in samples.items()},
+        "outliers": {name: _kinds(samples) for name, samples in drawn.samples.items()},
     }
-    masks = dict.fromkeys(samples, mask)
-    return Prepared(data=data, samples=samples, masks=masks, digest=digest, facts=facts)
+    return Prepared(
+        data=data,
+        samples=drawn.samples,
+        masks=dict.fromkeys(drawn.samples, mask),
+        digest=study.digest(seen),
+        facts=facts,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """Outliers by mix: sample tables, OOD images, and rows of images in the order of _Layout."""
+
+    samples: dict[str, SampleTable]
+    extra: list[npt.NDArray[np.uint8]]
+    rows: dict[str, Ints]
+
+
+def _outliers(study: Study, dataset: image_sets.Dataset, pool_N: Ints, offline: bool) -> _Drawn:
+    labels_N, image = dataset.train.labels_N[pool_N], dataset.train.images_NHWC.shape[1:]
+    drawn, first_row = _Drawn(samples={}, extra=[], rows={}), len(pool_N)
+    for name, mix in study.mixes.items():
+        source = None
+        if mix.kind == "ood":
+            source = image_sets.load_source(
+                mix.source, data=study.data, like=image, offline=offline
+            )
+        samples = sample_table(
+            mix, study.seed, labels_N, dataset.classes, 0 if source is None else len(source)
+        )
+        drawn.samples[name] = samples
+        drawn.rows[name] = np.arange(len(pool_N))
+        if source is not None:
+            ood = samples.kind_N == OOD
+            drawn.extra.append(source[samples.source_N[ood]])
+            drawn.rows[name][ood] = first_row + np.arange(ood.sum())
+            first_row += int(ood.sum())
+    return drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Every image a model can see, in order: the pool, OOD images, the population."""
+
+    dataset: image_sets.Dataset
+    pool_N: Ints
+    extra: list[npt.NDArray[np.uint8]]
+    asked_Z: Ints
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """R x H x W x C."""
+        count = len(self.pool_N) + sum(map(len, self.extra)) + len(self.asked_Z)
+        return (count, *self.dataset.train.images_NHWC.shape[1:])
+
+    def pieces(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """All of them, a few at a time."""
+        yield from _pieces(self.dataset.train.images_NHWC, self.pool_N)
+        yield from self.extra
+        yield from _pieces(self.dataset.test.images_NHWC, self.asked_Z)
+
+    def resident(self) -> npt.NDArray[np.uint8]:
+        """All of them in memory."""
+        images_RHWC, first = np.empty(self.shape, np.uint8), 0
+        for piece in self.pieces():
+            images_RHWC[first : first + len(piece)] = piece
+            first += len(piece)
+        return images_RHWC
+
+    def mapped(self, study: Study) -> tuple[ImageTable | None, str]:
+        """All of them, and others, in a file, or the reason why not."""
+        try:
+            return table.made(self.dataset, self.extra, study.data), "ffcv, mapped"
+        except (RuntimeError, OSError) as error:
+            if study.data.spread == "beton":
+                raise RuntimeError(f"data.spread is 'beton', but {error}") from error
+            log.warning("images are held in memory: %s", error)
+            return None, f"resident: {error}"
+
+    def rows(self, mapped: bool) -> Ints:
+        """Where each of them lies, in `resident` or in `mapped`."""
+        if not mapped:
+            return np.arange(self.shape[0])
+        first, count = len(self.dataset.train), sum(map(len, self.extra))
+        last = first + len(self.dataset.test)
+        return np.concatenate([self.pool_N, last + np.arange(count), first + self.asked_Z])
+
+
+def _pieces(images_NHWC: npt.NDArray[np.uint8], row_X: Ints) -> Iterator[npt.NDArray[np.uint8]]:
+    for rows in beton.batches(len(row_X)):
+        yield images_NHWC[row_X[rows]]
 
 
 def _kinds(table: SampleTable) -> dict[str, int]:
@@ -103,35 +189,25 @@ def _kinds(table: SampleTable) -> dict[str, int]:
     return {kind: int((table.kind_N == code).sum()) for code, kind in enumerate(KINDS)}
 
 
-def _even_pool(
-    study: Study, train: image_sets.ImageArrays
-) -> tuple[image_sets.ImageArrays, int | None]:
+def _even_pool(study: Study, count: int) -> tuple[Ints, int | None]:
     """Paired masks need an even pool: of an odd one, one sample drawn by seed stays out."""
-    count = len(train.labels_N)
     if count % 2 == 0 or study.membership.design != "paired":
-        return train, None
+        return np.arange(count), None
     left_out = int(seeds.integers(seeds.key(study.seed, "left-out"), 1, count)[0])
-    keep = np.arange(count) != left_out
-    pool = image_sets.ImageArrays(
-        images_NHWC=train.images_NHWC[keep], labels_N=train.labels_N[keep]
-    )
-    return pool, left_out
+    return np.flatnonzero(np.arange(count) != left_out), left_out
 
 
-def _population(study: Study, test: image_sets.ImageArrays) -> image_sets.ImageArrays:
+def _population(study: Study, count: int) -> Ints:
     """The never-trained images to ask about: all test images, or that many drawn by seed."""
-    wanted, count = study.query.population, len(test.labels_N)
+    wanted = study.query.population
     if wanted > count:
         raise ValueError(
             f"query.population is {wanted}: the test split has {count} images: "
             "ask for fewer, or 0 for all"
         )
     if wanted in (0, count):
-        return test
-    chosen = np.sort(seeds.permutation(seeds.key(study.seed, "population"), count)[:wanted])
-    return image_sets.ImageArrays(
-        images_NHWC=test.images_NHWC[chosen], labels_N=test.labels_N[chosen]
-    )
+        return np.arange(count)
+    return np.sort(seeds.permutation(seeds.key(study.seed, "population"), count)[:wanted])
 
 
 def _strata(samples: Mapping[str, SampleTable]) -> npt.NDArray[np.int64]:
@@ -140,12 +216,17 @@ def _strata(samples: Mapping[str, SampleTable]) -> npt.NDArray[np.int64]:
     return np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
 
 
-def _moments(images_NHWC: npt.NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _moments(
+    images_NHWC: npt.NDArray[np.uint8], pool_N: Ints
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Exact mean and deviation of each channel over the pool, of pixels divided by 255."""
-    means, deviations = [], []
-    for channel in range(images_NHWC.shape[-1]):
-        counts = np.bincount(images_NHWC[..., channel].reshape(-1), minlength=256)
-        levels = np.arange(256) / 255
+    channels = images_NHWC.shape[-1]
+    counts_CL = np.zeros((channels, 256), np.int64)
+    for piece in _pieces(images_NHWC, pool_N):
+        for channel in range(channels):
+            counts_CL[channel] += np.bincount(piece[..., channel].reshape(-1), minlength=256)
+    means, deviations, levels = [], [], np.arange(256) / 255
+    for counts in counts_CL:
         mean = float((counts * levels).sum() / counts.sum())
         variance = float((counts * (levels - mean) ** 2).sum() / counts.sum())
         means.append(mean)
@@ -170,23 +251,24 @@ def _check_sizes(study: Study, mask: npt.NDArray[np.bool_], image: tuple[int, ..
 
 
 def _check_outliers(study: Study, samples: Mapping[str, SampleTable]) -> None:
-    for name, table in samples.items():
+    for name, drawn in samples.items():
         mix = study.mixes[name]
-        if mix.kind != "clean" and not (table.kind_N != CLEAN).any():
-            count = len(table.kind_N)
+        if mix.kind != "clean" and not (drawn.kind_N != CLEAN).any():
+            count = len(drawn.kind_N)
             raise ValueError(
                 f"mixes.{name}.share is {mix.share}: that is no sample of {count:,}; raise it to "
                 f"{1 / count:.2g} or more"
             )
 
 
-def _digest(data: StudyData) -> str:
-    """SHA-256 over every image and label a model can see."""
-    hasher = hashlib.sha256(repr(data.images_RHWC.shape).encode())
-    hasher.update(np.ascontiguousarray(data.images_RHWC).data)
+def _digest(layout: _Layout, data: StudyData, rows: Mapping[str, Ints]) -> str:
+    """SHA-256 over every image and label a model can see, wherever the images are held."""
+    hasher = hashlib.sha256(repr(layout.shape).encode())
+    for piece in layout.pieces():
+        hasher.update(piece.data)
     hasher.update(np.ascontiguousarray(data.population_labels_Z).data)
-    for name, table in sorted(data.tables.items()):
+    for name, mix in sorted(data.tables.items()):
         hasher.update(name.encode())
-        hasher.update(np.ascontiguousarray(table.label_N).data)
-        hasher.update(np.ascontiguousarray(table.image_N).data)
+        hasher.update(np.ascontiguousarray(mix.label_N).data)
+        hasher.update(np.ascontiguousarray(rows[name]).data)
     return hasher.hexdigest()

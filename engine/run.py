@@ -103,7 +103,7 @@ PLACES: dict[str, Callable[[Study, Options], AbstractContextManager[Place]]] = {
 
 def _without_writing(study: Study, options: Options) -> Prepared:
     """The prepared study, read by the loader that leaves nothing in the cache."""
-    data = dataclasses.replace(study.data, loader="resident")
+    data = dataclasses.replace(study.data, loader="resident", spread="memory")
     return prepare(dataclasses.replace(study, data=data), offline=options.offline)
 
 
@@ -152,6 +152,7 @@ def _sizes(prepared: Prepared) -> cost.Sizes:
         population=len(data.population_labels_Z),
         image=(height, width, channels),
         classes=data.classes,
+        mapped=data.table is not None,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from engine.models.catalog import NETS
 
-NUMERICS = 2
+NUMERICS = 3
 """Raised whenever a change of ours alters the arrays a model exports."""
 
 MOST_MODELS = 1_000_000
@@ -29,12 +29,17 @@ def _require(condition: bool, sentence: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Where the images come from. `limit` keeps that many training images by seed (0: all)."""
+    """Where the images come from. `limit` keeps that many training images by seed (0: all).
+
+    spread: how workers get them: "memory" sends them, "beton" lets every machine map a file that it
+    makes from its own copy of the beton; "auto" is "beton" where memory is short.
+    """
 
     name: DataName
     path: str = ""
     limit: int = 0
     loader: Literal["auto", "ffcv", "resident"] = "auto"
+    spread: Literal["auto", "memory", "beton"] = "auto"
     cache: str = ""
 
     def __post_init__(self) -> None:
@@ -43,6 +48,11 @@ class Data:
         )
         if self.name == "digits":
             _require(not self.path, "data.path is not used: the digits come with scikit-learn")
+        if self.spread == "beton":
+            _require(
+                self.loader != "resident",
+                "data.spread = 'beton' needs FFCV: set data.loader to 'auto' or 'ffcv'",
+            )
         if self.name in ("npz", "folder"):
             _require(bool(self.path), f"data.name = '{self.name}' needs data.path")
 

@@ -124,7 +124,7 @@ def deliver(
             raise RuntimeError("FFCV is given labels outside 0 to 2**31 - 1")
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_suffix(".lock")):
-        if _whole(file):
+        if whole(file):
             try:
                 return _compared(read(file, _shape(parts), into), parts, file)
             except RuntimeError as error:
@@ -219,20 +219,20 @@ def batches(count: int) -> Iterator[slice]:
     return (slice(first, first + BATCH) for first in range(0, count, BATCH))
 
 
-def _whole(file: Path) -> bool:
-    """Whether the file is still the one that was written, by size and SHA-256."""
+def whole(file: Path) -> str:
+    """The SHA-256 of a beton if it is still the one that was written; else nothing."""
     from engine.files import sha256
 
     try:
         note = json.loads(file.with_suffix(".json").read_text())
-        whole = file.stat().st_size == note["bytes"] and sha256(file) == str(note["sha256"])
+        if file.stat().st_size == note["bytes"] and sha256(file) == note["sha256"]:
+            return str(note["sha256"])
     except FileNotFoundError:
-        return False
+        return ""
     except (ValueError, KeyError, TypeError):
-        whole = False  # the note itself is damaged
-    if not whole:
-        log.warning("%s is damaged: it is written anew", file)
-    return whole
+        pass  # the note itself is damaged
+    log.warning("%s is damaged: it is written anew", file)
+    return ""
 
 
 def _child(task: str, file: Path, shape: tuple[int, ...], source: BinaryIO, sink: BinaryIO) -> None:

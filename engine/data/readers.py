@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import gzip
 import shutil
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from engine.cost import available_memory
 
 Splits = dict[str, npt.NDArray[np.generic]]
 """train_images, train_labels, test_images, test_labels."""
@@ -30,6 +33,13 @@ CLASS_NAMES = {
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 COLOUR_MODES = ("P", "RGB", "RGBA")
 GREY_MODES = ("1", "L")
+LARGE = 0.25
+"""Share of the memory available from which on images had better stay on disk."""
+
+
+def large(nbytes: int) -> bool:
+    """Whether that many bytes of images are better mapped than read."""
+    return nbytes > LARGE * available_memory()
 
 
 def digits() -> Splits:
@@ -58,7 +68,10 @@ def digits() -> Splits:
 
 
 def npz(path: Path) -> Splits:
-    """The four arrays of an .npz file; arrays of Python objects are refused."""
+    """The four arrays of an .npz file; arrays of Python objects are refused.
+
+    Large ones are mapped from the file, which numpy.savez writes uncompressed, and not read.
+    """
     if not path.is_file():
         raise ValueError(f"there is no file {path} (looked in {Path.cwd()})")
     try:
@@ -69,10 +82,42 @@ def npz(path: Path) -> Splits:
             with np.load(stream, allow_pickle=False) as archive:
                 missing = [key for key in KEYS if key not in archive.files]
                 if not missing:
-                    return {key: archive[key] for key in KEYS}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                    return {key: _member(path, archive, key) for key in KEYS}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error) as error:
         raise ValueError(f"{path} cannot be read as .npz: {error}") from error
     raise ValueError(f"{path} lacks {', '.join(missing)} (expected: {', '.join(KEYS)})")
+
+
+def _member(path: Path, archive: "np.lib.npyio.NpzFile", key: str) -> npt.NDArray[np.generic]:
+    mapped = _mapped(path, f"{key}.npy")
+    return archive[key] if mapped is None else mapped
+
+
+def _mapped(path: Path, name: str) -> npt.NDArray[np.generic] | None:
+    """A large array of an archive, mapped after its checksum was compared; None where it must be
+    read: small, compressed, or not in C order."""
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(name)
+    if info.compress_type != zipfile.ZIP_STORED or not large(info.file_size):
+        return None
+    with open(path, "rb") as stream:
+        stream.seek(info.header_offset)
+        start = info.header_offset + 30 + sum(struct.unpack("<26xHH", stream.read(30)))
+        stream.seek(start)
+        checksum, left = 0, info.file_size
+        while left and (chunk := stream.read(min(left, 2**20))):
+            checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+        if left or checksum != info.CRC:
+            raise zipfile.BadZipFile(f"Bad CRC-32 for file {info.filename!r}")
+        stream.seek(start)
+        version = np.lib.format.read_magic(stream)
+        header = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+            version, np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = header(stream)
+        if fortran or dtype.hasobject:
+            return None
+        return np.memmap(path, dtype, "r", stream.tell(), shape)
 
 
 def class_folders(path: Path) -> Splits:

@@ -147,7 +147,7 @@ def _start_worker(
     torch.set_num_threads(1)
     kernels.keep_memory()
     kernels.adopt(light.kernel_plan)
-    _worker["job"] = dataclasses.replace(light, data=attach(light.data, where))
+    _worker["job"] = dataclasses.replace(light, data=attach(light.data, where, light.study.data))
     _worker["progress"] = progress
 
 

@@ -28,6 +28,7 @@ from engine.executors.ray_worker import (
     TrainStack,
     WrongMachine,
     put_down,
+    sent,
     train_order,
 )
 from engine.plan import ModelResult
@@ -169,7 +170,7 @@ class _Session:
         self._ledger, self._run = ledger, uuid.uuid4().hex
         self._numbers: dict[Any, int] = {}
         self._task = ray.remote(_task)
-        self._shared = ray.put(job)
+        self._shared = ray.put(sent(job))
         self._board = _board(ray)
         self._looked, self._result_bytes = 0.0, 0
         self._alive: dict[str, int] = {}

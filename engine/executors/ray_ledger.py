@@ -266,10 +266,8 @@ class Ledger:
         """
         living = set(alive)
         if living and living <= set(self.refusing):
-            raise RuntimeError(
-                f"no node can go on with this run ({next(iter(self.refusing.values()))}): use "
-                "nodes like those it was started on, or --out for a fresh run"
-            )
+            reason = next(iter(self.refusing.values()))
+            raise RuntimeError(f"no node can go on with this run: {reason}")
         if living <= self.avoided:
             self.suspected.clear()
 

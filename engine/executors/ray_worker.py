@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from engine.data.table import opened
 from engine.executors.base import Job, Stack, timed_run
 from engine.executors.ray_ledger import Sign
 from engine.plan import ModelResult
@@ -37,7 +41,10 @@ class OutOfMemory(Exception):
 
 
 class WrongMachine(Exception):
-    """This machine cannot run the numeric plan."""
+    """This machine cannot run the numeric plan, or lacks the images; says what to do."""
+
+
+OTHER_MACHINES = "use nodes like those the run was started on, or --out for a fresh run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +84,9 @@ class TrainStack:
         here = numerics(job.device)
         for name in ("device", "isa", "versions"):
             if here[name] != self.numerics[name]:
-                raise WrongMachine(f"{name} is {here[name]}, the study has {self.numerics[name]}")
+                raise WrongMachine(
+                    f"{name} is {here[name]}, the run has {self.numerics[name]}: {OTHER_MACHINES}"
+                )
         try:
             kernels.adopt(job.kernel_plan)
         except (ValueError, RuntimeError) as error:
@@ -98,6 +107,13 @@ def train_order(fetch: Callable[[], Job], order: Order, board: Any) -> list[Mode
             raise OutOfMemory(str(error).split("\n")[0][:200]) from None
 
 
+def sent(job: Job) -> Job:
+    """What travels: all of it, but for images of which every node has its own copy."""
+    if job.data.table is None:
+        return job
+    return dataclasses.replace(job, data=job.data.without_images())
+
+
 def _own(run: str, fetch: Callable[[], Job]) -> Job:
     """The job with private images and tables: those of the object store are read-only."""
     if _process.get("run") != run:
@@ -111,7 +127,7 @@ def _own(run: str, fetch: Callable[[], Job]) -> Job:
         }
         data = dataclasses.replace(
             job.data,
-            images_RHWC=job.data.images_RHWC.copy(),
+            images_RHWC=_images(job),
             population_rows_Z=job.data.population_rows_Z.copy(),
             population_labels_Z=job.data.population_labels_Z.copy(),
             tables=tables,
@@ -119,6 +135,15 @@ def _own(run: str, fetch: Callable[[], Job]) -> Job:
         _process.update(run=run, job=dataclasses.replace(job, data=data))
     own: Job = _process["job"]
     return own
+
+
+def _images(job: Job) -> npt.NDArray[np.uint8]:
+    if job.data.table is None:
+        return job.data.images_RHWC.copy()
+    try:
+        return opened(job.data.table, job.study.data)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise WrongMachine(str(error)) from None
 
 
 def _free_gpu() -> None:

@@ -1,7 +1,8 @@
 """One copy of the resident images for all worker processes of this machine.
 
 The bytes live in an anonymous memory file (Linux memfd): nothing is left on disk or in /dev/shm
-however the processes end, and container limits on /dev/shm do not apply.
+however the processes end, and container limits on /dev/shm do not apply. Sets with a table of their
+own (engine.data.table) are in one copy already.
 """
 
 import dataclasses
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine.data.table import opened
 from engine.plan import StudyData
+from engine.study import Data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,12 @@ class SharedImages:
 class SharedStudyData:
     """Owns the memory file; `light` is the study data without images, `where` finds them."""
 
+    where: SharedImages | None = None
+
     def __init__(self, data: StudyData) -> None:
+        self.light = data.without_images()
+        if data.table is not None:
+            return
         images = np.ascontiguousarray(data.images_RHWC)
         self._descriptor = os.memfd_create("shadow-engine-images")
         os.truncate(self._descriptor, images.nbytes)
@@ -35,15 +43,18 @@ class SharedStudyData:
         self.where = SharedImages(
             path=f"/proc/{os.getpid()}/fd/{self._descriptor}", shape=images.shape
         )
-        self.light = dataclasses.replace(data, images_RHWC=images[:0])
 
     def close(self) -> None:
         """Give the memory back (workers that mapped it keep it until they end)."""
-        os.close(self._descriptor)
+        if self.where is not None:
+            os.close(self._descriptor)
 
 
-def attach(light: StudyData, where: SharedImages) -> StudyData:
+def attach(light: StudyData, where: SharedImages | None, source: Data) -> StudyData:
     """The study data with its images mapped copy-on-write: writing changes no other process."""
+    if where is None:
+        assert light.table is not None
+        return dataclasses.replace(light, images_RHWC=opened(light.table, source))
     count = int(np.prod(where.shape))
     with open(where.path, "rb") as stream:
         memory = mmap.mmap(stream.fileno(), count, access=mmap.ACCESS_COPY)

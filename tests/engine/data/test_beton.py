@@ -165,11 +165,11 @@ def test_a_damaged_beton_is_noticed_and_written_anew(written, caplog):
     for damage in (cut, empty, spoil_the_note):
         damage(file)
         caplog.clear()
-        assert not beton._whole(file), damage.__name__
+        assert not beton.whole(file), damage.__name__
         assert "written anew" in caplog.text, damage.__name__
         for path, content in whole.items():
             path.write_bytes(content)
-        assert beton._whole(file)
+        assert beton.whole(file)
     for damage in (flip_a_bit, make_foreign, lose_the_note):
         damage(file)
         caplog.clear()

@@ -108,7 +108,23 @@ def test_cifar_is_opened_only_where_torchvisions_md5s_agree(tmp_path, real_data,
     assert not (tmp_path / "sprung").exists()
 
 
-def test_npz_files_that_are_none_are_named(tmp_path):
+def test_large_arrays_of_an_npz_are_mapped_where_it_is_not_compressed(tmp_path, monkeypatch):
+    arrays = sets.small(test_images=np.asfortranarray(sets.small()["test_images"]))
+    np.savez_compressed(tmp_path / "packed.npz", **arrays)
+    for file in (sets.saved(tmp_path, arrays), tmp_path / "packed.npz"):
+        for free, mapped in ((1000, "set.npz"), (10**9, "neither")):
+            monkeypatch.setattr(readers, "available_memory", lambda free=free: free)
+            raw = readers.npz(file)
+            assert isinstance(raw["train_images"], np.memmap) == (file.name == mapped)
+            assert not isinstance(raw["train_labels"], np.memmap)
+            assert not isinstance(raw["test_images"], np.memmap)
+            for key, values in arrays.items():
+                np.testing.assert_array_equal(raw[key], values)
+
+
+@pytest.mark.parametrize("free", [0, 10**9])
+def test_npz_files_that_are_none_are_named(tmp_path, monkeypatch, free):
+    monkeypatch.setattr(readers, "available_memory", lambda: free)
     trap = sets.small()
     trap["train_labels"] = np.array([Trap(tmp_path / "sprung")] * 6, dtype=object)
     file = tmp_path / "trap.npz"

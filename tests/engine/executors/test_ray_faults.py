@@ -19,6 +19,8 @@ import outcome
 import table
 from drive import fashion
 
+from engine.data import beton
+
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 pytestmark = [pytest.mark.slow, needs_ray]
 
@@ -88,6 +90,47 @@ def test_two_nodes_give_the_bytes_of_one_process_on_fashion_mnist(tmp_path, real
     equal = outcome.left(tmp_path / "nodes") == outcome.real(tmp_path / "one", *fashion(path))
     record("fashion_two_nodes, real training", facts, equal)
     assert equal
+
+
+needs_ffcv = pytest.mark.skipif(not beton.installed(), reason="FFCV is not installed (setup.sh)")
+
+
+@needs_ffcv
+def test_nodes_read_the_images_from_their_own_copies_of_the_beton(tmp_path, real_data, monkeypatch):
+    path = real_data("fashion_mnist")
+    monkeypatch.setenv("FASHION", str(path))
+    facts = outcome.act("own_copies", tmp_path / "nodes", "real", limit=600)
+    assert facts["failure"] is None
+    assert facts["workers"] == 2
+    assert facts["tables"] == [1, 1]
+    assert facts["put"] < facts["images"] / 5
+    equal = outcome.left(tmp_path / "nodes") == outcome.real(tmp_path / "one", *fashion(path))
+    record("own_copies, real training", facts, equal)
+    assert equal
+
+
+@needs_ffcv
+def test_a_node_without_its_copy_of_the_beton_keeps_off(tmp_path, real_data, monkeypatch):
+    path = real_data("fashion_mnist")
+    monkeypatch.setenv("FASHION", str(path))
+    facts = outcome.act("one_copy", tmp_path / "nodes", "real", limit=600)
+    assert facts["failure"] is None
+    assert facts["tables"] == [1, 0]
+    (said,) = {text.split(": ", 1)[1] for text in facts["said"]}
+    assert "cannot join in: it has no copy of" in said
+    assert str(tmp_path / "nodes" / "two") in said
+    equal = outcome.left(tmp_path / "nodes") == outcome.real(tmp_path / "one", *fashion(path))
+    record("one_copy, real training", facts, equal)
+    assert equal
+
+
+@needs_ffcv
+def test_nodes_with_another_beton_are_not_used(tmp_path, real_data, monkeypatch):
+    monkeypatch.setenv("FASHION", str(real_data("fashion_mnist")))
+    facts = outcome.act("altered_copies", tmp_path, "real", limit=600)
+    assert "no node can go on with this run" in facts["failure"]
+    assert "beton is not the driver's" in facts["failure"]
+    assert facts["models_done"] == 0
 
 
 def test_workers_killed_at_random_moments(tmp_path, undisturbed):

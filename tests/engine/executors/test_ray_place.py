@@ -101,7 +101,9 @@ def test_a_suspected_node_is_kept_off_only_while_there_is_another(others, select
     ray.nodes.return_value = [node(name, 1) for name in ("a", *others)]
     stack = (ModelRef(mix="clean", arm="bn", model_id=0),)
     ledger = Ledger(policy=Policy(), shards=[Shard(origin=0, stack=stack)])
-    session = _Session(ray, MagicMock(), Demand(), MagicMock(), ledger)
+    job = MagicMock()
+    job.data.table = None
+    session = _Session(ray, MagicMock(), Demand(), job, ledger)
     session.submit()
     ledger.hear({1: Sign(epochs=0, node="a", pid=1, age=99.0)}, 0.0)
     ledger.abandon(1, "silent")

@@ -7,6 +7,7 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fake import FakeTrain, Marked
@@ -171,21 +172,26 @@ def local(**how):
 
 
 @contextlib.contextmanager
-def nodes(count: int = 2, **head):
-    """A cluster of nodes with one CPU each on this machine; yields (ray, Cluster, its nodes)."""
+def nodes(count: int = 2, caches: Sequence[Path] = (), **head):
+    """A cluster of nodes with one CPU each on this machine; yields (ray, Cluster, its nodes).
+
+    caches: for each node its own folder of caches.
+    """
+    own = [{"env_vars": {"XDG_CACHE_HOME": str(cache)}} for cache in caches] or [{}] * count
     with ray_cluster._session_folder() as folder, contextlib.ExitStack() as undo:
-        own = {"RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_TMPDIR": folder}
-        undo.enter_context(ray_cluster._environment({**ray_cluster.OWN_CLUSTER, **own}))
+        ours = {"RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_TMPDIR": folder}
+        undo.enter_context(ray_cluster._environment({**ray_cluster.OWN_CLUSTER, **ours}))
         (Path(folder) / "ray").mkdir()
         from ray.cluster_utils import Cluster
 
         ray_cluster._forget_settings()
         place = {"node_ip_address": "127.0.0.1", "temp_dir": folder}
-        first = {"num_cpus": 1, "include_dashboard": False, **place, **head}
+        first = {"num_cpus": 1, "include_dashboard": False, **place, **own[0], **head}
         cluster = Cluster(initialize_head=True, head_node_args=first)
         undo.callback(cluster.shutdown)
         others = [
-            cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1") for _ in range(count - 1)
+            cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1", **own[number])
+            for number in range(1, count)
         ]
         where = ray_cluster.Where(address=cluster.address)
         ray = undo.enter_context(ray_cluster.connected(where))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.executors.base import Job, Stack
-from engine.executors.ray_worker import Train, WrongMachine
+from engine.executors.ray_worker import OTHER_MACHINES, Train, WrongMachine
 from engine.plan import ModelRef, ModelResult
 
 
@@ -61,7 +61,7 @@ class FakeTrain:
         if self.raises in ids:
             raise ValueError(f"model {self.raises} cannot be trained")
         if self.refuses:
-            raise WrongMachine("isa is AVX2, the study has AVX512")
+            raise WrongMachine(f"isa is AVX2, the run has AVX512: {OTHER_MACHINES}")
         if self.freezes in ids and not before:
             os.kill(os.getpid(), signal.SIGSTOP)
         epochs = job.study.train.epochs

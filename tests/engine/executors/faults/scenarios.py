@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -52,6 +53,51 @@ def fashion_two_nodes(folder, train):
     drive = Drive(folder, *fashion(Path(os.environ["FASHION"])))
     with nodes() as (ray, _, _):
         return drive.train(ray, train)
+
+
+def own_copies(folder, train):
+    """Two nodes read the images from their own copies of the beton; the driver sends none."""
+    return spread(folder, train, {"one": shutil.copy, "two": shutil.copy})
+
+
+def one_copy(folder, train):
+    """Only one of two nodes has a copy of the beton."""
+    return spread(folder, train, {"one": shutil.copy, "two": None})
+
+
+def altered_copies(folder, train):
+    """Both nodes have a file of that name which is another one."""
+
+    def alter(file: Path, copy: Path) -> None:
+        copy.write_bytes(file.read_bytes() + b"more")
+
+    return spread(folder, train, {"one": alter, "two": alter})
+
+
+def spread(folder, train, copies):
+    """Two nodes with caches of their own, into which the driver's beton is copied, or not."""
+    os.environ["XDG_CACHE_HOME"] = str(folder / "driver")
+    sets = ["data.spread=beton", "data.loader=ffcv", *fashion(Path(os.environ["FASHION"]))]
+    drive = Drive(folder, *sets)
+    (file,) = (folder / "driver").rglob("*.beton")
+    for name, copy in copies.items():
+        place = folder / name / file.relative_to(folder / "driver")
+        place.parent.mkdir(parents=True)
+        if copy is not None:
+            copy(file, place)
+    with nodes(caches=[folder / name for name in copies]) as (ray, _, _):
+        put, sizes = ray.put, []
+
+        def weighed(value):
+            sizes.append(len(ray.cloudpickle.dumps(value)))
+            return put(value)
+
+        ray.put = weighed
+        facts = drive.train(ray, train)
+    images = drive.job.data.images_RHWC.nbytes
+    tables = [len(list((folder / name).rglob("*.images"))) for name in copies]
+    workers = len(drive.figures["speeds"])
+    return {**facts, "put": sum(sizes), "images": images, "tables": tables, "workers": workers}
 
 
 def kill_worker(folder, train):

@@ -45,6 +45,9 @@ FAULTS = {
     "plain, real training": "real training, nothing happens",
     "two_nodes, real training": "real training on two nodes, nothing happens",
     "fashion_two_nodes, real training": "real training of Fashion-MNIST on two nodes",
+    "own_copies, real training": "real training of Fashion-MNIST, each of two nodes reads its own "
+    "copy of the beton",
+    "one_copy, real training": "one of two nodes has no copy of the beton",
     "kill_worker, real training": "real training, a worker killed",
     "kill_node, real training": "real training, a node killed",
     "raising_model, real training": "real training, one model of each cell raises; run again "
