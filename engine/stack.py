@@ -18,9 +18,6 @@ from engine.models.layers import Layer, take_penalty
 
 Tensors = dict[str, Tensor]
 
-LINE = 16
-"""Elements between two models' starts are a multiple of this: 64 bytes in float32."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StackedState:
@@ -54,7 +51,7 @@ class StackedState:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "StackedState":
         return StackedState(
-            params={name: aligned(change(tensor)) for name, tensor in self.params.items()},
+            params={name: kernels.laid_out(change(tensor)) for name, tensor in self.params.items()},
             buffers={name: change(tensor) for name, tensor in self.buffers.items()},
         )
 
@@ -85,7 +82,7 @@ def build_stack(
     params = [dict(net.named_parameters()) for net in nets]
     buffers = [dict(net.named_buffers()) for net in nets]
     return skeleton, StackedState(
-        params={name: aligned(tensor) for name, tensor in _stacked(params).items()},
+        params={name: kernels.laid_out(tensor) for name, tensor in _stacked(params).items()},
         buffers=_stacked(buffers),
     )
 
@@ -117,24 +114,9 @@ def _stacked(states: Sequence[Mapping[str, Tensor]]) -> Tensors:
     return {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
 
 
-def aligned(tensor: Tensor) -> Tensor:
-    """A copy of an (M, ...) tensor with every model dense and starting on a cache line.
-
-    Matrix libraries may round differently on differently aligned operands; ops take parameters laid
-    out like this as they are. Buffers stay contiguous: torch's own batch norm, stacked, updates its
-    running statistics in place only there.
-    """
-    pitch = -(-tensor[0].numel() // LINE) * LINE
-    dense = torch.empty(tensor.shape[1:], device="meta").stride()
-    out = torch.empty_strided(
-        tensor.shape, (pitch, *dense), dtype=tensor.dtype, device=tensor.device
-    )
-    return out.copy_(tensor)
-
-
 def zeros(tensors: Mapping[str, Tensor]) -> Tensors:
     """Zeros with the names, shapes and layout of stacked parameters."""
-    return {name: aligned(torch.zeros_like(tensor)) for name, tensor in tensors.items()}
+    return {name: kernels.laid_out(torch.zeros_like(tensor)) for name, tensor in tensors.items()}
 
 
 def forward(skeleton: nn.Module, state: StackedState, images_MBCHW: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ it, stands in `kernels._register`.
 
 from kernels import grad_norm, sgd
 from kernels._explain import Explanation, explain
+from kernels._layout import laid_out
 from kernels._process import keep_memory, prepare
 from kernels._register import adopt, plan
 from kernels.affine import affine, relu
@@ -37,6 +38,7 @@ __all__ = [
     "grad_norm",
     "group_norm",
     "keep_memory",
+    "laid_out",
     "linear",
     "max_pool",
     "plan",

@@ -22,6 +22,9 @@ on a cache line, model m sees the same alignment alone and in any slot.
 CHANNELS_LAST_FROM = 12
 """On a CPU, activations with at least this many channels are channels-last, and RGB images."""
 
+PLANES_FROM = 256
+"""Channels from which on a CPU convolves small maps faster as planes, see `kernels.conv.cpu`."""
+
 
 def channels_last(device: torch.device, channels: int) -> bool:
     """Whether activations of that many channels are kept channels-last on a device.
@@ -84,6 +87,46 @@ def _empty(
     )
 
 
+def weight_strides(device: torch.device, shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of one model's convolution weight of shape (O, C, kh, kw).
+
+    On a CPU channels-last where activations of C channels are: oneDNN's wrapper copies other
+    strides at every call, three times a step. Not so from `PLANES_FROM` channels on, where small
+    maps are convolved as planes, and on a GPU.
+
+    >>> weight_strides(torch.device("cpu"), (8, 16, 3, 3))
+    (144, 1, 48, 16)
+    >>> weight_strides(torch.device("cpu"), (8, 6, 3, 3))
+    (54, 9, 3, 1)
+    """
+    _, channels, height, width = shape
+    if device.type == "cpu" and channels_last(device, channels) and channels < PLANES_FROM:
+        return channels * height * width, 1, width * channels, channels
+    return _contiguous_strides(shape)
+
+
+def empty_weight(like: Tensor, models: int, shape: Sequence[int]) -> Tensor:
+    """An uninitialised (M, O, C, kh, kw) tensor with the strides of a convolution's weight."""
+    return _empty(like, models, shape, weight_strides(like.device, shape), None)
+
+
+def as_weight(weight: Tensor) -> Tensor:
+    """A stacked convolution weight in its own strides, models on cache lines: itself, or a copy."""
+    wanted = weight_strides(weight.device, weight.shape[1:])
+    if _same_strides(weight.stride()[1:], wanted, weight.shape[1:]) and _on_lines(weight):
+        return weight
+    return empty_weight(weight, weight.shape[0], weight.shape[1:]).copy_(weight)
+
+
+def laid_out(param: Tensor) -> Tensor:
+    """A copy of a stacked parameter (M, ...) with the strides ops take without copying.
+
+    Every model is dense and starts on a cache line.
+    """
+    make = empty_weight if param.dim() == 5 else empty
+    return make(param, param.shape[0], param.shape[1:]).copy_(param)
+
+
 def accumulated(dtype: torch.dtype) -> torch.dtype:
     """The type of sums and statistics over numbers of a type: never less than float32."""
     return torch.promote_types(dtype, torch.float32)
@@ -105,10 +148,13 @@ def as_activation(x: Tensor) -> Tensor:
 def as_dense(x: Tensor) -> Tensor:
     """A stacked tensor whose models are dense and start on a cache line: itself, or a copy."""
     dense = _same_strides(x.stride()[1:], _contiguous_strides(x.shape[1:]), x.shape[1:])
-    aligned = x.data_ptr() % 64 == 0 and (x.shape[0] == 1 or x.stride(0) % ALIGN == 0)
-    if dense and aligned:
+    if dense and _on_lines(x):
         return x
     return empty(x, x.shape[0], x.shape[1:]).copy_(x)
+
+
+def _on_lines(x: Tensor) -> bool:
+    return x.data_ptr() % 64 == 0 and (x.shape[0] == 1 or x.stride(0) % ALIGN == 0)
 
 
 def _same_strides(given: Sequence[int], wanted: Sequence[int], shape: Sequence[int]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels._layout import empty, empty_activation, nothing
+from kernels._layout import empty, empty_activation, empty_weight, nothing
 from kernels._register import differentiate, refuse_functional_grad, register
 
 
@@ -32,7 +32,7 @@ def _allocate_backward(
     models = x.shape[0]
     grad_x = empty_activation(x, models, x.shape[1:]) if need_x else nothing(x, models)
     grad_bias = empty(x, models, weight.shape[1:2]) if need_bias else nothing(x, models)
-    return grad_x, empty(x, models, weight.shape[1:]), grad_bias
+    return grad_x, empty_weight(x, models, weight.shape[1:]), grad_bias
 
 
 _forward = register(

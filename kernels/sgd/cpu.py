@@ -5,11 +5,11 @@ M models.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kernels._channels import flat
 from kernels._compiled.cpu import compiler
-from kernels._layout import as_dense
 from kernels.sgd import reference
 
 kernel = compiler(__file__, exact=True)
@@ -25,14 +25,16 @@ def sgd(
     nesterov: bool,
 ) -> None:
     """Update `param` and `buffer` in place."""
-    written = [param] if buffer is None else [param, buffer]
-    if not all(t[0].is_contiguous() for t in written):
+    strides = param.stride()[1:]
+    if not _dense(param) or (buffer is not None and buffer.stride()[1:] != strides):
         reference.sgd(param, grad, buffer, lr_M, weight_decay_M, momentum, nesterov)
         return
+    if grad.stride()[1:] != strides:
+        grad = torch.empty_like(param).copy_(grad)
     decay_M = np.zeros(1, np.float32) if weight_decay_M is None else weight_decay_M.numpy()
     sgd_stack(
         *flat(param),
-        *flat(as_dense(grad)),
+        *flat(grad),
         *flat(param if buffer is None else buffer),
         lr_M.to(param.dtype).numpy(),
         decay_M.astype(np.float32, copy=False),
@@ -41,6 +43,14 @@ def sgd(
         weight_decay_M is not None,
         buffer is not None,
         nesterov,
+    )
+
+
+def _dense(param: Tensor) -> bool:
+    """Whether each model's numbers lie without gaps, in either order of a convolution's weight."""
+    one = param[0]
+    return one.is_contiguous() or (
+        one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)
     )
 
 

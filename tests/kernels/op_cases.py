@@ -12,6 +12,7 @@ from torch import Tensor
 
 import kernels
 from kernels.batch_norm import pooled
+from kernels.group_norm import pooled as group_pooled
 
 Tensors = dict[str, Tensor]
 
@@ -202,6 +203,8 @@ CASES = [
     _conv_case("to channels-last", (5, 6, 7, 7), (13, 6, 3, 3), False, 1, 0),
     _conv_case("stride 2", (3, 16, 9, 9), (24, 16, 3, 3), False, 2, 1),
     _conv_case("1x1 stride 2", (3, 24, 5, 7), (16, 24, 1, 1), True, 2, 0),
+    _conv_case("wide, small map", (3, 256, 4, 4), (9, 256, 3, 3), True, 1, 1),
+    _conv_case("wide, large map", (2, 256, 9, 9), (9, 256, 3, 3), False, 2, 1),
     _conv_case("images", (5, 3, 8, 8), (16, 3, 3, 3), True, 1, 1),
     Case(
         name="linear",
@@ -237,6 +240,12 @@ CASES = [
     ),
     _pooled_case("pooled", (5, 6, 7, 8)),
     _pooled_case("pooled, hinge", (3, 13, 5, 4), _HINGE),
+    Case(
+        name="group_norm pooled",
+        shapes={"x": (3, 16, 5, 7), "weight_c": (16,), "bias": (16,)},
+        ours=lambda x, weight_c, bias: group_pooled._forward(x, weight_c, bias, 4, 1e-5, True)[0],
+        plain=lambda x, weight_c, bias: F.max_pool2d(F.group_norm(x, 4, weight_c, bias).relu(), 2),
+    ),
     _group_norm_case("planes", (3, 6, 5, 7), 2),
     _group_norm_case("channels-last", (5, 24, 7, 7), 4, relu=True),
     _group_norm_case("residual", (3, 16, 5, 3), 8, relu=True, residual=True),

@@ -56,6 +56,29 @@ def test_sgd_in_one_pass_rounds_like_the_reference(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def test_sgd_rounds_the_same_in_the_strides_of_a_convolution_weight(monkeypatch):
+    lr, decay = torch.rand(3), torch.rand(3)
+    start = [torch.randn(3, 8, 16, 3, 3) for _ in range(3)]
+    assert not kernels.laid_out(start[0])[0].is_contiguous()
+    forms = [
+        (kernels.laid_out, kernels.laid_out, ""),
+        (kernels.laid_out, torch.clone, ""),
+        (torch.clone, kernels.laid_out, ""),
+        (torch.clone, torch.clone, "reference"),
+    ]
+    results = []
+    for of_param, of_grad, force in forms:
+        monkeypatch.setenv("SHADOW_KERNELS", force)
+        param, buffer, grad = of_param(start[0]), of_param(start[1]), of_grad(start[2])
+        given = param.data_ptr()
+        for _ in range(2):
+            kernels.sgd.step({"w": param}, {"w": grad}, {"w": buffer}, lr, decay, 0.9, True)
+        assert param.data_ptr() == given
+        results.append((param, buffer))
+    for result in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
 def test_sgd_takes_strided_gradients_and_parameters():
     wide = torch.randn(3, 4, 2)
     param, grad = wide[..., 0], torch.randn(4, 3).T
