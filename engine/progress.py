@@ -18,6 +18,7 @@ class TrainingProgress:
         self._epochs_done = [0] * len(stack_sizes)
         self._finished = 0
         self._start = self._last_line = time.monotonic()
+        self._first: tuple[float, int] | None = None
         self._live = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -43,6 +44,8 @@ class TrainingProgress:
     def epoch(self, stack: int, done: int) -> None:
         """A stack has finished `done` epochs."""
         self._epochs_done[stack] = max(done, self._epochs_done[stack])
+        if self._first is None:
+            self._first = time.monotonic(), self._done
         self._show()
 
     def models(self, count: int) -> None:
@@ -58,20 +61,29 @@ class TrainingProgress:
     def _total(self) -> int:
         return sum(self._sizes) * self._epochs
 
+    @property
+    def _done(self) -> int:
+        return sum(n * e for n, e in zip(self._sizes, self._epochs_done, strict=True))
+
+    def _rate(self) -> float:
+        """Epochs of one model a second, starting up left out once that is the smaller part."""
+        now, since, before = time.monotonic(), self._start, 0
+        if self._first is not None and now - self._first[0] >= self._first[0] - self._start:
+            since, before = self._first
+        return (self._done - before) / max(now - since, 1e-9)
+
     def text(self) -> str:
         """The figures, in words."""
-        done = sum(n * e for n, e in zip(self._sizes, self._epochs_done, strict=True))
-        elapsed = time.monotonic() - self._start
+        done = self._done
         parts = [f"{self._finished}/{sum(self._sizes)} models", f"{done}/{self._total} epochs"]
         if done:
-            rate = done / elapsed
+            rate = self._rate()
             parts.append(f"{3600 * rate / self._epochs:,.0f} models/hour")
             parts.append(f"{clock((self._total - done) / rate)} left")
         return " · ".join(parts)
 
     def _show(self, force: bool = False) -> None:
-        done = sum(n * e for n, e in zip(self._sizes, self._epochs_done, strict=True))
-        self._live.update(self._task, completed=done, text=self.text())
+        self._live.update(self._task, completed=self._done, text=self.text())
         now = time.monotonic()
         if not self._console.is_terminal and (force or now - self._last_line > PLAIN_SECONDS):
             self._last_line = now

@@ -41,7 +41,7 @@ def load_study(name_or_file: str, overrides: Sequence[str] = ()) -> Study:
         raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"'{path}' is not valid TOML: {error}") from None
-    raw.setdefault("name", path.stem)
+    raw.setdefault("name", path.stem.replace(".", "_"))
     for override in overrides:
         _override(raw, override)
     study: Study = _build(Study, raw, "")

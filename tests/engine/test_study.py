@@ -131,3 +131,9 @@ def test_toml_of_a_penalty_keeps_its_spelling(study_file):
     text = '[arms.p]\nnet = "lenet"\nnorm = "batch"\npenalty = { form = "square", lambda = 1.0 }\n'
     raw = tomllib.loads(to_toml(load_study(study_file(text))))
     assert raw["arms"]["p"]["penalty"]["lambda"] == 1.0
+
+
+def test_a_study_file_with_dots_in_its_name_gives_a_folder_name(tmp_path):
+    file = tmp_path / "digits.v2.toml"
+    file.write_text(shipped_studies()["digits_bn_vs_nobn"].read_text())
+    assert load_study(str(file)).name == "digits_v2"

@@ -1,0 +1,39 @@
+"""The figures of the progress line."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from engine import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_time_left_does_not_take_starting_up_for_training(clock):
+    shown = progress.TrainingProgress(Console(file=io.StringIO()), [4, 4], epochs=10)
+    clock[0] += 60  # workers start; both report their first epoch
+    shown.epoch(0, 1)
+    shown.epoch(1, 1)
+    assert shown.text() == "0/8 models · 8/80 epochs · 48 models/hour · 9 min left"
+    for done in range(2, 8):  # ten seconds an epoch
+        clock[0] += 10
+        shown.epoch(0, done)
+        shown.epoch(1, done)
+    assert "56/80 epochs" in shown.text()
+    assert shown.text().endswith(" · 28 s left")
+
+
+def test_models_are_counted_when_stored_and_epochs_never_go_back(clock):
+    out = io.StringIO()
+    shown = progress.TrainingProgress(Console(file=out, width=200), [2], epochs=2)
+    clock[0] += 1
+    shown.epoch(0, 2)
+    shown.epoch(0, 1)
+    shown.models(2)
+    assert "2/2 models · 4/4 epochs" in out.getvalue()
