@@ -19,6 +19,8 @@ EPS = 1e-5
 FOLDER = {
     "batch_norm_pool": "batch_norm",
     "batch_norm_pool_backward": "batch_norm",
+    "group_norm_pool": "group_norm",
+    "group_norm_pool_backward": "group_norm",
     "cross_entropy_phi": "cross_entropy",
     "cross_entropy_phi_backward": "cross_entropy",
     "conv2d": "conv",
@@ -153,6 +155,32 @@ def group_norm_backward(dtype: torch.dtype) -> list[Args]:
     return found
 
 
+def group_norm_pool(dtype: torch.dtype) -> list[Args]:
+    """The same with pooling, where an image holds a window."""
+    return [
+        [*args[:3], *args[4:]]
+        for args in group_norm(dtype)
+        if min(args[0].shape[3:]) > 1 and args[3] is None
+    ]
+
+
+def group_norm_pool_backward(dtype: torch.dtype) -> list[Args]:
+    """The gradients of the same; a window's largest stands out, whatever the rounding."""
+    from kernels.group_norm import reference
+
+    found = []
+    for args in group_norm_pool(dtype):
+        x, weight, bias, *static = args
+        x = _distinct(x)
+        wide = [a.double() if isinstance(a, Tensor) else a for a in (x, *args[1:])]
+        kept = [reference.group_norm_pool(*(_of(a, m) for a in wide)) for m in range(MODELS)]
+        y, mean, sigma = (torch.stack([k[i] for k in kept]) for i in range(3))
+        grad = noise(*y.shape[1:], seed=7, dtype=dtype)
+        grad = _clear(grad, y.to(grad.dtype))
+        found.append([grad, x, weight, bias, mean.float(), sigma.float(), *static, True])
+    return found
+
+
 def _logits(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     shapes = ((7, 10), (65, 100))
     labels = [torch.arange(MODELS * n).reshape(MODELS, n) % k for n, k in shapes]
@@ -239,6 +267,8 @@ EXAMPLES: dict[str, Callable[[torch.dtype], list[Args]]] = {
     "batch_norm_pool_backward": batch_norm_pool_backward,
     "group_norm": group_norm,
     "group_norm_backward": group_norm_backward,
+    "group_norm_pool": group_norm_pool,
+    "group_norm_pool_backward": group_norm_pool_backward,
     "cross_entropy": lambda dtype: [[z, y] for z, y in _logits(dtype)],
     "cross_entropy_backward": lambda dtype: [[_grad(z), z, y] for z, y in _logits(dtype)],
     "cross_entropy_phi": lambda dtype: [[z, y] for z, y in _logits(dtype)],

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels._layout import accumulated, empty, empty_activation, nothing
 from kernels._register import differentiate, refuse_functional_grad, register
 from kernels.batch_norm import pooled
-from kernels.pool import max_pool
+from kernels.pool import fuses, max_pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +173,7 @@ def batch_norm(
     form = penalty or PenaltyForm(form="square")
     inputs = (x, weight, bias, *((None, None) if training else (running_mean, running_var)))
     options = (eps, relu, form.form if penalty else "", form.tau, form.through_sigma)
-    small = min(x.shape[2:]) < pooled.SIZE
-    if pool == pooled.SIZE and residual is None and not small and pooled.fuses(x.device):
+    if fuses(x, pool, residual):
         y, mean_C, var_C, value = pooled._forward(*inputs, probe_B, *options)
     else:
         y, mean_C, var_C, value = _forward(*inputs, residual, probe_B, *options)

@@ -8,25 +8,17 @@ N samples, C channels.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kernels._layout import accumulated, empty, empty_activation, nothing
 from kernels._register import differentiate, register
-
-SIZE = 2
-"""The only window that is fused."""
-
-
-def fuses(device: torch.device) -> bool:
-    """Whether norm and pooling are one op on a device; depends on nothing else."""
-    return device.type != "cpu"
+from kernels.pool import FUSED
 
 
 def _allocate(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
     models, samples, channels, height, width = x.shape
     wide = accumulated(x.dtype)
-    y = empty_activation(x, models, (samples, channels, height // SIZE, width // SIZE))
+    y = empty_activation(x, models, (samples, channels, height // FUSED, width // FUSED))
     mean, var = (empty(x, models, (channels,), wide) for _ in range(2))
     return y, mean, var, empty(x, models, (), wide)
 

@@ -12,6 +12,7 @@ from kernels._launch import Tiles, activation, rounds, sample_tiles, tiles, unit
 from kernels._layout import as_activation, empty_activation
 from kernels.batch_norm import triton_passes as passes
 from kernels.batch_norm import triton_pool as pooled
+from kernels.pool.triton_warps import warps
 
 
 def batch_norm(
@@ -131,14 +132,6 @@ def batch_norm_backward(
     return out
 
 
-def _warps() -> int:
-    """128 threads, also where a warp has 64; the interpreter knows no warps."""
-    try:
-        return int(128 // triton.runtime.driver.active.get_current_target().warp_size)
-    except RuntimeError:
-        return 4
-
-
 def _windows(cut: Tiles, x: Tensor) -> Tiles:
     """The cut of a layer in windows of four pixels: 128 bits a pixel for each of 128 threads."""
     rows = max(1, cut.rows // x.element_size())
@@ -190,7 +183,7 @@ def batch_norm_pool(
                 x, y, gamma, beta, mean, var, penalty, penalty.stride(0), first, cut.pitch,
                 y.stride(0), gamma.stride(0), beta.stride(0), mean.stride(0), windows, eps, tau,
                 H=height, W=width, CHUNK=few.chunk, ROWS=few.rows, WEIGHT=weight is not None,
-                BIAS=bias is not None, RELU=relu, FORM=form, num_warps=_warps(), **shape,
+                BIAS=bias is not None, RELU=relu, FORM=form, num_warps=warps(128), **shape,
             )  # fmt: skip
     return out
 
@@ -234,7 +227,7 @@ def batch_norm_pool_backward(
     pitches = (dy.stride(0), gamma.stride(0), beta.stride(0), mean.stride(0))
     flags = {"C": channels, "COLS": cut.cols, "WEIGHT": weight is not None}
     layer = {"H": height, "W": width, "BIAS": bias is not None, "RELU": relu}
-    layer["num_warps"] = _warps()
+    layer["num_warps"] = warps(128)
     with torch.cuda.device_of(x):
         for first, models in rounds(x, 3):
             pooled.reduce_pooled[(groups, cut.blocks, models)](

@@ -19,11 +19,10 @@ from kernels.batch_norm.triton_passes import _AS_IT_IS, _penalty, _vectors
 
 
 @triton.jit
-def _take(value, best, away, chosen, place, mine: tl.constexpr):
-    """The later of a window takes over where it is larger or NaN."""
+def _take(value, best, mine, chosen):
+    """The later of a window takes over, and what is known of it, where it is larger or NaN."""
     takes = (value > best) | (value != value)
-    return (tl.where(takes, value, best), tl.where(takes, away, chosen),
-            tl.where(takes, mine, place))  # fmt: skip
+    return tl.where(takes, value, best), tl.where(takes, mine, chosen)
 
 
 @triton.jit
@@ -103,7 +102,7 @@ def reduce_pooled(dy_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, part_p
             best = chosen * scale + shift
             for k in tl.static_range(1, 4):
                 away = _away(x_ptr, at + (k // 2 * W + k % 2) * C, mask, mean)
-                best, chosen, _ = _take(away * scale + shift, best, away, chosen, 0, 0)
+                best, chosen = _take(away * scale + shift, best, away, chosen)
             at = (model * dy_pitch + sample * (wide * C))[:, None, None]
             at += (window * C)[None, :, None] + col[None, None, :]
             dz = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)
@@ -161,9 +160,9 @@ def apply_backward_pooled(dy_ptr, x_ptr, dx_ptr, weight_ptr, bias_ptr, mean_ptr,
         away3 = _away(x_ptr, at + (W + 1) * C, right & below, mean)
         best = away0 * scale + shift
         place = tl.zeros([ROWS, COLS], tl.int32)
-        best, _, place = _take(away1 * scale + shift, best, away1, away1, place, 1)
-        best, _, place = _take(away2 * scale + shift, best, away2, away2, place, 2)
-        best, _, place = _take(away3 * scale + shift, best, away3, away3, place, 3)
+        best, place = _take(away1 * scale + shift, best, 1, place)
+        best, place = _take(away2 * scale + shift, best, 2, place)
+        best, place = _take(away3 * scale + shift, best, 3, place)
         out = sample * (H // 2 * (W // 2)) + row * (W // 2) + column
         out = model * dy_pitch + (tl.cast(out, tl.int64) * C)[:, None] + col[None, :]
         dz = tl.load(dy_ptr + out, mask=right & below, other=0.0).to(tl.float32)

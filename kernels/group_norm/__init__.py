@@ -1,4 +1,4 @@
-"""Group norm with ReLU and residual as one op: the arm that normalises without batch coupling.
+"""Group norm with ReLU, residual and pooling as one op: the arm without batch coupling.
 
 N samples, C channels, G groups.
 """
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kernels._layout import accumulated, empty, empty_activation, nothing
 from kernels._register import differentiate, refuse_functional_grad, register
+from kernels.group_norm import pooled
+from kernels.pool import fuses, max_pool
 
 
 def _allocate(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -80,8 +82,11 @@ def group_norm(
     eps: float = 1e-5,
     relu: bool = False,
     residual: Tensor | None = None,
+    pool: int = 0,
 ) -> Tensor:
     """Normalise each sample's groups of channels of x (N, C, H, W); gamma, beta, residual, ReLU.
+
+    With `pool` the maxima of size × size windows, as in batch_norm.
 
     Raises ValueError where the channels cannot be split evenly.
     """
@@ -91,5 +96,8 @@ def group_norm(
             "a multiple of the groups"
         )
     refuse_functional_grad()
-    y: Tensor = _forward(x, weight, bias, residual, groups, eps, relu)[0]
-    return y
+    if fuses(x, pool, residual):
+        y: Tensor = pooled._forward(x, weight, bias, groups, eps, relu)[0]
+        return y
+    y = _forward(x, weight, bias, residual, groups, eps, relu)[0]
+    return max_pool(y, pool) if pool else y

@@ -12,7 +12,8 @@ from kernels._channels import constants, flat, flat_or
 from kernels._channels import cpu as channels
 from kernels._channels.cpu import mapped, reduced, sloped, squares, sums
 from kernels._compiled.cpu import compiler
-from kernels._layout import as_activation, channels_last
+from kernels._layout import as_activation, channels_last, empty_activation, nothing
+from kernels.pool import cpu as pool
 
 kernel = compiler(__file__, channels.__file__)
 
@@ -87,6 +88,54 @@ def group_norm_backward(
         grad_weight.copy_(torch.from_numpy(both[0]))
     if need_bias:
         grad_bias.copy_(torch.from_numpy(both[1]))
+
+
+def group_norm_pool(
+    out: tuple[Tensor, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    relu: bool,
+) -> object:
+    """Norm and pooling one after the other."""
+    if not out[0].numel():
+        return NotImplemented
+    whole = empty_activation(x, x.shape[0], x.shape[1:])
+    places = empty_activation(x, x.shape[0], out[0].shape[1:], torch.uint8)
+    group_norm((whole, *out[1:]), x, weight, bias, None, groups, eps, relu)
+    pool.max_pool((out[0], places), whole, 2)
+    return out
+
+
+def group_norm_pool_backward(
+    out: tuple[Tensor, ...],
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    sigma: Tensor,
+    groups: int,
+    eps: float,
+    relu: bool,
+    need_bias: bool,
+) -> object:
+    """The output again, the places of its maxima, then both gradients one after the other."""
+    if not grad.numel():
+        return NotImplemented
+    models, shape = x.shape[0], x.shape[1:]
+    whole, spread = empty_activation(x, models, shape), empty_activation(x, models, shape)
+    y, where = (empty_activation(x, models, grad.shape[1:], t) for t in (x.dtype, torch.uint8))
+    rest = (torch.empty_like(mean), torch.empty_like(sigma))
+    group_norm((whole, *rest), x, weight, bias, None, groups, eps, relu)
+    pool.max_pool((y, where), whole, 2)
+    pool.max_pool_backward((spread,), grad, where, 2, *shape[2:])
+    saved = (x, weight, mean, sigma, whole if relu else None, groups)
+    four = (*out, nothing(x, models))
+    group_norm_backward(four, spread, *saved, need_bias, False, bias, False)
+    return out
 
 
 @kernel

@@ -6,6 +6,8 @@ N samples, C channels, G groups.
 import torch
 from torch import Tensor
 
+from kernels.pool import reference as pool
+
 
 def _per_channel(value_C: Tensor) -> Tensor:
     return value_C[:, None, None]
@@ -71,3 +73,30 @@ def group_norm_backward(
         grad.sum((0, 2, 3)) if need_bias else None,
         grad if need_residual else None,
     )
+
+
+def group_norm_pool(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with the output's 2×2 maxima instead of the output."""
+    y, mean_NG, sigma_NG = group_norm(x, weight, bias, None, groups, eps, relu)
+    return pool.max_pool(y, 2)[0], mean_NG, sigma_NG
+
+
+def group_norm_pool_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean_NG: Tensor,
+    sigma_NG: Tensor,
+    groups: int,
+    eps: float,
+    relu: bool,
+    need_bias: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, weight and bias; the windows' winners are found again in x."""
+    y = group_norm(x, weight, bias, None, groups, eps, relu)[0]
+    spread = pool.max_pool_backward(grad, pool.max_pool(y, 2)[1], 2, *x.shape[2:])
+    saved = (x, weight, mean_NG, sigma_NG, y if relu else None)
+    return group_norm_backward(spread, *saved, groups, need_bias, False)[:3]

@@ -9,7 +9,10 @@ import triton
 from torch import Tensor
 
 from kernels._launch import TILE, activation, power_of_2, tiles, unit_stride
+from kernels._layout import as_activation
 from kernels.group_norm import triton_passes as passes
+from kernels.group_norm import triton_pool as pooled
+from kernels.pool.triton_warps import warps
 
 WIDTH = 64
 """Channels of a program at most, unless a single group is wider."""
@@ -96,10 +99,90 @@ def group_norm_backward(
             beta.stride(0), mean.stride(0), WEIGHT=weight is not None, BIAS=bias is not None,
             MASK=mask, WRITE_DZ=need_residual, num_warps=_warps(cut, x), **cut,
         )  # fmt: skip
-        if weight is not None or need_bias:
-            step = tiles(samples, channels)
-            passes.merge[(step.blocks, models)](
-                part, dweight, dbias, samples, dweight.stride(0), dbias.stride(0), C=channels,
-                STEP=step.rows, COLS=step.cols, WEIGHT=weight is not None, BIAS=need_bias,
-            )  # fmt: skip
+        _merge(part, dweight, dbias, weight is not None, need_bias)
     return out
+
+
+def _windows(x: Tensor, cut: dict[str, int]) -> tuple[dict[str, int], int]:
+    """The cut in windows of four pixels, and the threads that take 128 bits a pixel each."""
+    height, width = x.shape[3:]
+    windows = power_of_2((height // 2) * (width // 2))
+    few = min(max(1, cut["ROWS"] // x.element_size()), windows)
+    layer = {name: size for name, size in cut.items() if name not in ("HW", "ROWS")}
+    threads = few * cut["COLS"] * x.element_size() // 16
+    return layer | {"H": height, "W": width, "FEW": few}, max(32, min(128, threads))
+
+
+def group_norm_pool(
+    out: tuple[Tensor, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    relu: bool,
+) -> object:
+    """Fill the windows' maxima and every group's mean and sigma; leaves empty batches."""
+    y, mean, sigma = out
+    if y.numel() == 0:
+        return NotImplemented
+    cut, pitch = _cut(x, groups), tiles(x[0, :, 0].numel(), x.shape[2]).pitch
+    layer, threads = _windows(x, cut)
+    x = activation(x, pitch)
+    gamma = mean if weight is None else unit_stride(weight)
+    beta = mean if bias is None else unit_stride(bias)
+    with torch.cuda.device_of(x):
+        pooled.forward_pooled[(x.shape[1], triton.cdiv(x.shape[2], cut["WIDTH"]), x.shape[0])](
+            x, y, gamma, beta, mean, sigma, pitch, y.stride(0), gamma.stride(0), beta.stride(0),
+            mean.stride(0), eps, ROWS=max(1, cut["ROWS"] // 2), WEIGHT=weight is not None,
+            BIAS=bias is not None, RELU=relu, num_warps=warps(threads), **layer,
+        )  # fmt: skip
+    return out
+
+
+def group_norm_pool_backward(
+    out: tuple[Tensor, ...],
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    sigma: Tensor,
+    groups: int,
+    eps: float,
+    relu: bool,
+    need_bias: bool,
+) -> object:
+    """Fill the gradients of x, weight and bias from that of the windows' maxima."""
+    dx, dweight, dbias = out
+    if grad.numel() == 0:
+        return NotImplemented
+    models, samples, channels = x.shape[:3]
+    cut, pitch = _cut(x, groups), tiles(x[0, :, 0].numel(), channels).pitch
+    layer, threads = _windows(x, cut)
+    x, dy = activation(x, pitch), as_activation(grad)
+    gamma = mean if weight is None else unit_stride(weight)
+    beta = mean if bias is None else unit_stride(bias)
+    if not (mean[0].is_contiguous() and mean.stride() == sigma.stride()):
+        mean, sigma = mean.contiguous(), sigma.contiguous()
+    part = mean.new_empty((models, samples, 2, channels), dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        pooled.backward_pooled[(samples, triton.cdiv(channels, cut["WIDTH"]), models)](
+            dy, x, dx, gamma, beta, mean, sigma, part, samples, pitch, dy.stride(0),
+            gamma.stride(0), beta.stride(0), mean.stride(0), WEIGHT=weight is not None,
+            BIAS=bias is not None, RELU=relu, num_warps=warps(threads), **layer,
+        )  # fmt: skip
+        _merge(part, dweight, dbias, weight is not None, need_bias)
+    return out
+
+
+def _merge(part: Tensor, dweight: Tensor, dbias: Tensor, weight: bool, bias: bool) -> None:
+    """dgamma and dbeta from every sample's channel sums."""
+    if not (weight or bias):
+        return
+    models, samples, _, channels = part.shape
+    step = tiles(samples, channels)
+    passes.merge[(step.blocks, models)](
+        part, dweight, dbias, samples, dweight.stride(0), dbias.stride(0), C=channels,
+        STEP=step.rows, COLS=step.cols, WEIGHT=weight, BIAS=bias,
+    )  # fmt: skip

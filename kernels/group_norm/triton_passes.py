@@ -38,19 +38,10 @@ def _channels(block, weight_ptr, bias_ptr, model, weight_pitch, bias_pitch, C: t
 
 
 @triton.jit
-def forward(x_ptr, residual_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, sigma_ptr, pitch,
-            weight_pitch, bias_pitch, stat_pitch, eps, HW: tl.constexpr, C: tl.constexpr,
-            GROUPS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-            COLS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
-            RESIDUAL: tl.constexpr):  # fmt: skip
-    """y = relu(gamma·(x − mean)/sigma + beta + residual) of one sample's block of groups."""
-    sample, block = tl.program_id(0), tl.program_id(1)
-    model = tl.cast(tl.program_id(2), tl.int64)
-    lane, col, inside, same, gamma, beta = _channels(
-        block, weight_ptr, bias_ptr, model, weight_pitch, bias_pitch, C, WIDTH, COLS, SIZE, WEIGHT,
-        BIAS)  # fmt: skip
+def moments(x_ptr, base, col, inside, same, eps, HW: tl.constexpr, C: tl.constexpr,
+            SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Mean and sigma of every channel's group, of one sample's image at `base`."""
     row = tl.arange(0, ROWS)
-    base = model * pitch + tl.cast(sample, tl.int64) * (HW * C)
     tile = row[:, None] * C + col[None, :]
     mask = (row < HW)[:, None] & inside[None, :]
     x = tl.load(x_ptr + base + tile, mask=mask, other=0.0).to(tl.float32)
@@ -73,6 +64,25 @@ def forward(x_ptr, residual_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, sigma_pt
     away = centre - mean
     spread = tl.where(inside, spread + away * away * HW, 0.0)
     sigma = tl.sqrt_rn(_within(spread, same) / (SIZE * HW) + eps)
+    return mean, sigma
+
+
+@triton.jit
+def forward(x_ptr, residual_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, sigma_ptr, pitch,
+            weight_pitch, bias_pitch, stat_pitch, eps, HW: tl.constexpr, C: tl.constexpr,
+            GROUPS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+            COLS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+            RESIDUAL: tl.constexpr):  # fmt: skip
+    """y = relu(gamma·(x − mean)/sigma + beta + residual) of one sample's block of groups."""
+    sample, block = tl.program_id(0), tl.program_id(1)
+    model = tl.cast(tl.program_id(2), tl.int64)
+    lane, col, inside, same, gamma, beta = _channels(
+        block, weight_ptr, bias_ptr, model, weight_pitch, bias_pitch, C, WIDTH, COLS, SIZE, WEIGHT,
+        BIAS)  # fmt: skip
+    row = tl.arange(0, ROWS)
+    base = model * pitch + tl.cast(sample, tl.int64) * (HW * C)
+    tile = row[:, None] * C + col[None, :]
+    mean, sigma = moments(x_ptr, base, col, inside, same, eps, HW, C, SIZE, ROWS, COLS)
     at = model * stat_pitch + sample * GROUPS + col // SIZE
     first = inside & (lane % SIZE == 0)
     tl.store(mean_ptr + at, mean, mask=first)

@@ -13,6 +13,19 @@ from torch import Tensor
 from kernels._layout import empty, empty_activation
 from kernels._register import differentiate, refuse_functional_grad, register
 
+FUSED = 2
+"""The window that norms pool by in the same op, where a device has one."""
+
+
+def fuses(x: Tensor, size: int, residual: Tensor | None) -> bool:
+    """Whether norm and pooling are one op: on a GPU, for 2×2 windows and without a residual."""
+    fits = size == FUSED and residual is None and min(x.shape[2:]) >= FUSED
+    return fits and _one_op(x.device)
+
+
+def _one_op(device: torch.device) -> bool:
+    return device.type != "cpu"
+
 
 def _pooled(x: Tensor, size: int) -> tuple[int, ...]:
     return (*x.shape[1:3], x.shape[3] // size, x.shape[4] // size)

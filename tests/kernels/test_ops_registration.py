@@ -17,6 +17,7 @@ ONE_EACH = (
     "batch_norm hinge",
     "batch_norm pooled, hinge",
     "group_norm residual",
+    "group_norm pooled",
     "affine mixed",
     "pool max channels-last",
     "pool avg planes",

@@ -31,6 +31,8 @@ WIDE = {
     "apply_backward_pooled": ("loads", "stores"),
     "forward": ("loads", "stores"),
     "backward": ("loads", "stores"),
+    "forward_pooled": ("loads", "stores"),
+    "backward_pooled": ("loads", "stores"),
     "update_all": ("loads", "stores"),
 }
 """What must go through 128-bit accesses, by kernel."""
@@ -93,6 +95,14 @@ def group_norm(layer, dtype):
         launchers.group_norm_backward(
             (dx, dweight, dbias, dz), dy, x, weight, mean, sigma, y, 8, True, added, bias, added
         )
+
+    channels, height, width = layer
+    y, dy = (activation((channels, height // 2, width // 2), dtype) for _ in range(2))
+    static = (8, 1e-5, True)
+    launchers.group_norm_pool((y, mean, sigma), x, weight, bias, *static)
+    launchers.group_norm_pool_backward(
+        (dx, dweight, dbias), dy, x, weight, bias, mean, sigma, *static, True
+    )
 
 
 def cross_entropy(classes, dtype):

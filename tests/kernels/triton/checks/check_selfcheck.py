@@ -10,7 +10,8 @@ from kernels import _examples, _selfcheck
 
 TRITON = [
     "batch_norm", "batch_norm_backward", "batch_norm_pool", "batch_norm_pool_backward",
-    "group_norm", "group_norm_backward", "cross_entropy",
+    "group_norm", "group_norm_backward", "group_norm_pool", "group_norm_pool_backward",
+    "cross_entropy",
     "cross_entropy_backward", "cross_entropy_phi", "cross_entropy_phi_backward", "augment",
     "conv_norms", "linear_norms", "sgd",
 ]  # fmt: skip
