@@ -28,9 +28,10 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import kernels  # noqa: E402
+from bench.gpu_correct import correctness  # noqa: E402
 from bench.gpu_rivals import Workload, one_net, plain_vmap, processes  # noqa: E402
 from bench.gpu_rows import Bench, Call, Row, save, table  # noqa: E402
-from kernels import _examples, _layout, _register, _selfcheck, grad_norm  # noqa: E402
+from kernels import _layout, grad_norm  # noqa: E402
 from kernels.grad_norm.cost import fit  # noqa: E402
 
 EAGER = "plain torch, channels-last, one net"
@@ -38,47 +39,6 @@ GRAPH = "the same, a CUDA graph"
 FULL_NORM = "batch_norm with penalty and norms"
 NET_SAMPLES, NET_EPOCHS = 25_000, 24
 """What makes a net in G1's nets an hour: half of CIFAR-10, ResNet-9's usual epochs."""
-
-
-def correctness(bench: Bench, dtypes: tuple[torch.dtype, ...]) -> list[str]:
-    """What is wrong: every op against its reference, and a model alone against itself stacked."""
-    wrong = []
-    for name, examples in _examples.EXAMPLES.items():
-        for dtype in dtypes:
-            folder = _examples.FOLDER.get(name, name.removesuffix("_backward"))
-            fill = serving(folder, name, bench.device, dtype)
-            label = f"{name} {str(dtype).removeprefix('torch.')}"
-            if fill is None:
-                print(f"  {label}: the reference serves")
-                continue
-            reason = _selfcheck.examine(name, fill, bench.device, dtype)
-            reason = reason or alone(name, fill, examples(dtype), bench.device)
-            print(f"  {label}: {reason or 'right, and the same alone'} ({fill.__module__})")
-            wrong += [f"{label}: {reason}"] if reason else []
-    return wrong
-
-
-def serving(folder: str, name: str, device: str, dtype: torch.dtype) -> Any:
-    """The fast implementation of an op, whatever its self-check said."""
-    for file in ("cuda", "triton") if device == "cuda" else ("cpu",):
-        if fill := _register._function(folder, file, name):
-            return fill
-    return None
-
-
-def alone(name: str, fill: Any, examples: list[list[Any]], device: str) -> str:
-    """Compare model 1 of a stack with itself in a stack of one, bit for bit."""
-    if name == "sgd":
-        return ""
-    for args in examples:
-        args = [a.to(device) if isinstance(a, Tensor) else a for a in args]
-        one = [a[1:] if isinstance(a, Tensor) else a for a in args]
-        out, single = _examples.outputs(name, args), _examples.outputs(name, one)
-        if NotImplemented in (fill(out, *args), fill(single, *one)):
-            continue
-        if not all(torch.equal(o[1:], s) for o, s in zip(out, single, strict=True)):
-            return "a model alone differs from the same model in a stack"
-    return ""
 
 
 def activation(bench: Bench, channels: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -163,6 +123,39 @@ def norms(bench: Bench, speed: float, dtype: torch.dtype) -> list[Row]:
     return rows
 
 
+def pooled_norms(bench: Bench, speed: float, dtype: torch.dtype) -> list[Row]:
+    """Both norms with ReLU and max-pool in the same op, on 5¾ passes."""
+    rows = []
+    for channels, size in bench.layers:
+        x = activation(bench, channels, size, dtype).requires_grad_()
+        weight = torch.ones(bench.models, channels, device=bench.device, requires_grad=True)
+
+        def ours(norm: str, x: Tensor, w: Tensor) -> Tensor:
+            if norm == "batch_norm":
+                options: dict[str, Any] = {"training": True, "relu": True, "pool": 2}
+                return kernels.batch_norm(x, w, None, None, None, **options).y.sum()
+            return kernels.group_norm(x, 8, w, None, relu=True, pool=2).sum()
+
+        def library(norm: str, x: Tensor = x, w: Tensor = weight) -> object:
+            total = torch.zeros((), device=x.device)
+            for m in range(x.shape[0]):
+                if norm == "batch_norm":
+                    y = F.batch_norm(x[m], None, None, w[m], torch.zeros_like(w[m]), training=True)
+                else:
+                    y = F.group_norm(x[m], 8, w[m].to(x.dtype))
+                total = total + F.max_pool2d(y.relu(), 2).sum()
+            return torch.autograd.grad(total, [x, w])
+
+        name = f"{bench.models}x{bench.batch}x{size}x{size}x{channels}"
+        floor = 5.75 * x.numel() * x.element_size() / speed
+        for norm, rival in (("batch_norm", "cuDNN"), ("group_norm", "torch")):
+            seconds = bench.time(bench.captured(trained(partial(ours, norm), [x, weight])))
+            rival_seconds = bench.time(bench.captured(partial(library, norm)))
+            rows.append(Row(f"{norm} with pooling", name, str(dtype)[6:], seconds, floor,
+                            f"{rival}, a model at a time", rival_seconds))  # fmt: skip
+    return rows
+
+
 def sgd(bench: Bench, speed: float) -> Row:
     """One launch against torch's foreach step on the same stacked tensors."""
     shapes = [(c, c, 3, 3) for c, _ in bench.layers] + [(c,) for c, _ in bench.layers]
@@ -210,7 +203,7 @@ def small_ops(bench: Bench, speed: float) -> list[Row]:
 
     written = index.numel() * 3072 * 5
     rows.append(Row("augment", f"{bench.models}x{bench.batch}x32x32x3", "float32",
-                    bench.time(batch), written / speed))  # fmt: skip
+                    bench.time(bench.captured(batch)), written / speed))  # fmt: skip
     return rows
 
 
@@ -295,9 +288,11 @@ def training(bench: Bench, sizes: tuple[int, ...], net: str) -> list[Row]:
             _, grads = gradients(k, s, images[:m], labels[:m], r * 0)
             kernels.sgd.step(s.params, grads, b, r, r * 0)
 
-        shape, seconds = f"M={models}", bench.time(step) / models
-        rows.append(Row(what, shape, "float32", seconds, peak_seconds, EAGER, alone_seconds))
-        rows.append(Row(what, shape, "float32", seconds, peak_seconds, GRAPH, graph_seconds))
+        for shape, call in ((f"M={models}", step),
+                            (f"M={models}, a CUDA graph", bench.captured(step))):  # fmt: skip
+            seconds = bench.time(call) / models
+            rows.append(Row(what, shape, "float32", seconds, peak_seconds, EAGER, alone_seconds))
+            rows.append(Row(what, shape, "float32", seconds, peak_seconds, GRAPH, graph_seconds))
         if models in bench.vmapped:
             rival = bench.time(plain_vmap(work, models)) / models
             rows.append(Row(what, shape, "float32", seconds, peak_seconds, "plain vmap", rival))
@@ -355,12 +350,20 @@ def main() -> None:
     print("timing")
     speed = copy_speed(bench)
     print(f"  a copy moves {speed / 1e9:.0f} GB/s")
-    rows: list[Row] = []
+    sections: dict[str, Callable[[], list[Row]]] = {}
     for dtype in dtypes:
-        rows += norms(bench, speed, dtype) + convolutions(bench, dtype)
-        rows += gradient_norms(bench, dtype)
-    rows += [sgd(bench, speed), *small_ops(bench, speed)]
-    rows += training(bench, sizes, net)
+        for part in (norms, pooled_norms, convolutions, gradient_norms):
+            more = (dtype,) if part in (convolutions, gradient_norms) else (speed, dtype)
+            sections[f"{part.__name__} in {str(dtype)[6:]}"] = partial(part, bench, *more)
+    sections["sgd"] = lambda: [sgd(bench, speed)]
+    sections["small ops"] = lambda: small_ops(bench, speed)
+    sections["training"] = lambda: training(bench, sizes, net)
+    rows: list[Row] = []
+    for section, measure in sections.items():
+        if bench.left():
+            rows += measure()
+        else:
+            print(f"  out of time before {section}")
     if not chosen.dry_run:
         print(f"rows in {save(rows)}")
     print("gates" + " (tiny shapes on a CPU: they say nothing of a GPU)" * chosen.dry_run)

@@ -27,14 +27,17 @@ def test_the_dry_run_checks_then_times_and_prints_its_table_last():
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     checked, timed = lines.index("correctness"), lines.index("timing")
-    assert "batch_norm_backward float32: right" in "".join(lines[checked:timed])
+    said = "".join(lines[checked:timed])
+    assert "batch_norm_backward float32: right, and the same alone and from a CUDA graph" in said
+    assert "a whole net: right compiled, and from a CUDA graph" in said
     head = next(i for i, line in enumerate(lines) if line.startswith("what "))
     assert head > timed
-    for what in ("batch_norm", "group_norm", "conv2d", "conv_norms", "sgd", "cross_entropy_phi",
+    for what in ("batch_norm", "group_norm", "batch_norm with pooling", "group_norm with pooling",
+                 "conv2d", "conv_norms", "sgd", "cross_entropy_phi",
                  "augment", "training step of resnet8"):  # fmt: skip
         assert any(line.startswith(what) for line in lines[head + 1 :]), what
     rivals = [line for line in lines[head + 1 :] if line.startswith("training step")]
-    for shape in ("one net, a CUDA graph", "2 processes", "M=2"):
+    for shape in ("one net, a CUDA graph", "2 processes", "M=2", "M=2, a CUDA graph"):
         assert any(shape in line for line in rivals), shape
     assert any("plain vmap" in line for line in rivals)
     assert not any("nan" in line for line in rivals)
