@@ -11,6 +11,7 @@ M models, B batch, R resident images, C channels.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,14 @@ def normalised_bytes(
     return torch.from_numpy(table).to(dtype)
 
 
+@lru_cache(maxsize=16)
+def _table(
+    mean_C: tuple[float, ...], std_C: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The table on its device, made once: a captured CUDA graph may not copy from the host."""
+    return normalised_bytes(mean_C, std_C, dtype).to(device)
+
+
 def augment(
     images_RHWC: Tensor,
     index_MB: Tensor,
@@ -88,7 +97,7 @@ def augment(
         )
     if not 0 <= pad < min(images_RHWC.shape[1:3]) or cutout < 0:
         raise ValueError(f"augment got pad {pad}, cutout {cutout}: expected 0 or more, within H, W")
-    table = normalised_bytes(mean_C, std_C, dtype).to(images_RHWC.device)
+    table = _table(tuple(mean_C), tuple(std_C), dtype, images_RHWC.device)
     models = index_MB.shape[0]
     batch: Tensor = _augment.stacked(
         images_RHWC[None].expand(models, *images_RHWC.shape),
