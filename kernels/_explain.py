@@ -8,7 +8,7 @@ import torch
 
 from kernels import _register
 from kernels._launch import tiles
-from kernels.grad_norm.cost import Cost, products
+from kernels.grad_norm.cost import COST, products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ def explain(
 
     Raises ValueError on an unknown op, or on shapes that do not fit it.
 
-    >>> explain("conv_norms", {"x": (8, 64, 128, 16, 16), "weight": (8, 128, 128, 3, 3)}).how
+    >>> layer = {"x": (8, 64, 128, 16, 16), "weight": (8, 128, 128, 3, 3)}
+    >>> explain("conv_norms", layer, "cuda").how
     'square form: 37,748,736 products a sample, gram would take 42,106,880'
     """
     if op not in _register._ops:
@@ -81,15 +82,19 @@ def _how(op: str, implementation: str, shapes: Mapping[str, Sequence[int]]) -> s
         if op.startswith("batch_norm") and implementation == "triton":
             _, samples, channels, height, width = shapes["x"]
             cut = tiles(samples * height * width, channels)
-            return (
+            said = (
                 f"{cut.blocks} blocks of {cut.cols} channels, tiles of {cut.rows} rows, "
                 f"{cut.chunk} rows a program"
             )
+            return f"{said}; 2x2 maxima in the same op" if "_pool" in op else said
         if op.startswith("conv2d") and implementation == "cuda":
             pointwise = tuple(shapes["weight"][3:]) == (1, 1)
             return "one matrix product a model" if pointwise else "one cuDNN call a model"
+        if op.startswith("probed_"):
+            return "the plain layer's own implementation: a probe changes no bit"
         if op == "conv_norms":
-            return _form(shapes)
+            form = _form(shapes)
+            return form if implementation == "triton" else "square form, whatever the layer"
     except (KeyError, ValueError) as error:
         raise ValueError(f"explain got shapes {dict(shapes)} for {op}: {error}") from error
     return ""
@@ -100,7 +105,7 @@ def _form(shapes: Mapping[str, Sequence[int]]) -> str:
     height, width = shapes["x"][3:]
     outputs, channels, kernel, _ = shapes["weight"][1:]
     sizes = (height * width, channels * kernel * kernel, outputs)
-    form = Cost().choose(*sizes)
+    form = COST.choose(*sizes)
     gram, square = products(*sizes)
     chosen, other = (gram, square) if form == "gram" else (square, gram)
     rival = "square" if form == "gram" else "gram"

@@ -31,6 +31,10 @@ class Cost:
         return "gram" if self.gram * gram < self.square * square else "square"
 
 
+COST = Cost()
+"""What chooses the form on a GPU. bench/gpu_check.py prints the refitted one: put it here."""
+
+
 def products(positions: int, inputs: int, outputs: int) -> tuple[float, float]:
     """Products of the gram and of the square form, a sample.
 

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from kernels._launch import activation, power_of_2, tiles
 from kernels.grad_norm import triton_passes as passes
-from kernels.grad_norm.cost import Cost
+from kernels.grad_norm.cost import COST
 from kernels.grad_norm.cpu import probed_conv2d, probed_linear
-
-COST = Cost()
-"""Relative costs of the two forms; `cost.fit` refits them from measured rows."""
 
 
 def conv_norms(

@@ -23,6 +23,23 @@ def test_it_agrees_with_what_runs():
         assert kernels.explain(name).implementation == where
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_op_is_explained_in_a_sentence(device, dtype):
+    for name in _register._ops:
+        found = kernels.explain(name, None, device, dtype)
+        assert found.implementation in ("reference", "cpu", "cuda", "triton")
+        assert str(found).startswith(f"{name} on {device} in {str(dtype)[6:]}: ")
+        assert len(found.why) > 15
+        assert "\n" not in str(found)
+
+
+def test_the_form_of_gradient_norms_is_told_where_there_is_a_choice():
+    small = {"x": (8, 128, 64, 4, 4), "weight": (8, 64, 64, 3, 3)}
+    assert kernels.explain("conv_norms", small, "cuda").how.startswith("gram form: ")
+    assert kernels.explain("conv_norms", small).how == "square form, whatever the layer"
+
+
 def test_the_environment_forces_the_reference(monkeypatch):
     monkeypatch.setenv("SHADOW_KERNELS", "reference")
     found = kernels.explain("batch_norm", X)

@@ -22,20 +22,22 @@ FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LAYERS = {"64x32x32": (64, 32, 32), "512x4x4": (512, 4, 4)}
 MODELS, BATCH = 8, 128
 WIDE = {
-    "statistics": ("loads",),
-    "apply": ("loads", "stores"),
-    "reduce": ("loads",),
-    "apply_backward": ("loads", "stores"),
-    "apply_pooled": ("loads", "stores"),
-    "reduce_pooled": ("loads",),
-    "apply_backward_pooled": ("loads", "stores"),
-    "forward": ("loads", "stores"),
-    "backward": ("loads", "stores"),
-    "forward_pooled": ("loads", "stores"),
-    "backward_pooled": ("loads", "stores"),
-    "update_all": ("loads", "stores"),
-}
+    "loads": ("statistics", "reduce", "reduce_pooled", "linear"),
+    "both": ("apply", "apply_backward", "apply_pooled", "apply_backward_pooled", "forward",
+             "backward", "forward_pooled", "backward_pooled", "update_all"),
+}  # fmt: skip
 """What must go through 128-bit accesses, by kernel."""
+
+
+def wide(kernel, shape, dtype, target):
+    """The same, where the shape allows it."""
+    if kernel.endswith("ward_pooled") and (shape, dtype, target) == ("512x4x4", "bf16", "gfx942"):
+        return ()  # a sample's 4 windows of 64 channels are 4 numbers for each of a wave's 64 lanes
+    if (kernel, shape) == ("scale", "128 classes") or kernel in WIDE["both"]:
+        return "loads", "stores"
+    products = kernel in ("gram", "square") and shape == "64x32x32"  # 4x4: a tile of 16 positions
+    rows = (kernel, shape) == ("entropy", "128 classes")  # 10 classes: rows of 40 or 20 bytes
+    return ("loads",) if products or rows or kernel in WIDE["loads"] else ()
 
 
 def activation(layer, dtype):
@@ -175,7 +177,7 @@ def main():
                         launch(layer, dtype)
                     for compiled in found:
                         row = {"op": op, "shape": layer_name, "dtype": dtype_name}
-                        row["wide"] = WIDE.get(compiled.name, ())
+                        row["wide"] = wide(compiled.name, layer_name, dtype_name, target)
                         row |= measure(compiled, target)
                         print(json.dumps(row), flush=True)
                         if chosen.hold and (fault := faults(row)):

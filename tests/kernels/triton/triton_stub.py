@@ -179,14 +179,23 @@ LEAST_OCCUPANCY = 0.25
 LEAST_OCCUPANCY_OF_PRODUCTS = 0.125
 """The same for kernels that multiply tiles: those keep their work in registers instead."""
 
+LEAST_WIDE = 0.5
+"""Of the bits that a kernel's instructions load or store, the share in 128-bit accesses; the rest
+are vectors of a number a channel."""
+
+
+def _share(accesses):
+    bits = {int(width): int(width) * count for width, count in accesses.items()}
+    return bits.get(128, 0) / max(1, sum(bits.values()))
+
+
 PRODUCTS = ("gram", "square")
 
 
 def faults(row):
     """What is wrong with a row, in one sentence, or nothing."""
     where = f"{row['op']} {row['shape']} {row['dtype']} {row['kernel']} on {row['target']}"
-    widest = lambda kind: max((int(bits) for bits in row[kind]), default=0)  # noqa: E731
-    narrow = [kind for kind in row["wide"] if widest(kind) < 128]
+    narrow = [kind for kind in row["wide"] if _share(row[kind]) < LEAST_WIDE]
     least = LEAST_OCCUPANCY_OF_PRODUCTS if row["kernel"] in PRODUCTS else LEAST_OCCUPANCY
     problems = {
         f"{row['spills']} spills": row["spills"] > 0,
@@ -194,7 +203,7 @@ def faults(row):
         f"{row['shared']} bytes of shared memory": row["shared"] > SHARED_LIMIT[row["target"]],
         f"{row['float_atomics']} float atomics": row["float_atomics"] > 0,
         f"occupancy {row['occupancy']}": row["occupancy"] < least,
-        f"{narrow} below 128 bits": bool(narrow),
+        f"{' and '.join(narrow)} mostly narrower than 128 bits": bool(narrow),
     }
     found = [problem for problem, there in problems.items() if there]
     return f"{where}: {', '.join(found)}" if found else ""
