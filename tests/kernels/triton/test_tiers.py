@@ -61,11 +61,23 @@ def check(*names, triton=None):
 
 @pytest.fixture(scope="session")
 def oldest_triton():
-    """A folder with the oldest triton that we support, installed once beside the current one."""
+    """A folder with the oldest triton that we support, fetched once beside the installed one."""
     folder = Path(tempfile.gettempdir()) / f"shadow-triton-{OLDEST}"
-    if not (folder / "triton").exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
-        subprocess.run([*command, "--target", str(folder), f"triton=={OLDEST}"], check=True)
+    if (folder / "triton").exists():
+        return folder
+    wheel = f"triton=={OLDEST}"
+    with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
+        target = Path(fresh) / "whole"
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
+        done = subprocess.run([*command, str(target), wheel], capture_output=True, text=True)
+        if done.returncode:
+            pytest.fail(
+                f"this half of the tier needs {wheel}, which pip could not fetch: go online, or "
+                f"unpack it into {folder} (pip install --no-deps --target): "
+                f"{done.stderr.strip().splitlines()[-1]}",
+                pytrace=False,
+            )
+        target.replace(folder)
     return folder
 
 
