@@ -6,6 +6,7 @@ without that, from arithmetic operations and a stated speed, and is marked as a 
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,15 +129,9 @@ def estimate(
     Raises:
         ValueError: `resources.stack` models do not fit in memory.
     """
-    itemsize = 8 if study.train.precision == "float64" else 4
     nets = {arm: net_cost(study.arms[arm], sizes) for arm in study.arms}
-    largest = max(net.stack_bytes(study.train.batch, itemsize) for net in nets.values())
-    height, width, channels = sizes.image
-    images = (sizes.pool + sizes.population) * height * width * channels
-    if sizes.mapped and device == "cpu":
-        images = 0
-    free = memory_limit(study, device) - images
-    stack = _stack_size(study, largest, free, device, workers)
+    largest, images = _model_bytes(study, nets.values()), _image_bytes(sizes, device)
+    stack = _stack_size(study, largest, memory_limit(study, device) - images, device, workers)
     speeds = measured_speeds(cache)
     seconds, measured = 0.0, True
     for arm, net in nets.items():
@@ -158,6 +153,28 @@ def estimate(
         memory_bytes=images + workers * (stack * largest + GIB // 2),
         disk_bytes=len(missing) * per_model,
     )
+
+
+def most_models(study: Study, sizes: Sizes, device: str) -> int:
+    """Models that one process with the study's memory limit trains at once; 0 if not one fits."""
+    nets = [net_cost(arm, sizes) for arm in study.arms.values()]
+    largest, wanted = _model_bytes(study, nets), study.resources.stack
+    free = memory_limit(study, device) - _image_bytes(sizes, device)
+    fits = max(0, free // largest)
+    if fits and wanted == "auto":
+        return _stack_size(study, largest, free, device, 1)
+    return fits if wanted == "auto" else min(wanted, fits)
+
+
+def _model_bytes(study: Study, nets: Iterable[NetCost]) -> int:
+    itemsize = 8 if study.train.precision == "float64" else 4
+    return max(net.stack_bytes(study.train.batch, itemsize) for net in nets)
+
+
+def _image_bytes(sizes: Sizes, device: str) -> int:
+    height, width, channels = sizes.image
+    images = (sizes.pool + sizes.population) * height * width * channels
+    return 0 if sizes.mapped and device == "cpu" else images
 
 
 def trained_samples(study: Study, sizes: Sizes) -> float:

@@ -6,6 +6,7 @@ own retries are off, because they repeat memory faults without end and without a
 
 import contextlib
 import dataclasses
+import functools
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +18,10 @@ from engine.executors.base import Job, OnProgress, OnResult, Stack, Watch
 from engine.executors.ray_check import checked
 from engine.executors.ray_cluster import Where, connected, in_job
 from engine.executors.ray_interrupt import Interrupts
-from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign, describe
+from engine.executors.ray_ledger import Ledger
 from engine.executors.ray_metrics import displays
-from engine.executors.ray_place import Demand
+from engine.executors.ray_place import Demand, Limit
+from engine.executors.ray_shard import Attempt, Policy, Shard, Sign, describe
 from engine.executors.ray_worker import (
     Board,
     Order,
@@ -36,7 +38,6 @@ from engine.study import Study
 
 __all__ = ["RayExecutor", "RayPlace", "Where", "opened"]
 
-NODE = "ray.io/node-id"
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 """Between looks at signs of life and at the cluster's nodes."""
@@ -76,7 +77,10 @@ class RayPlace:
         return self.found.slots
 
     def fit(self, study: Study, workers: int) -> Study:
-        """The study with as much memory as the smallest worker has, times the workers."""
+        """The study with as much memory as the largest worker has, times the workers.
+
+        Workers with less are given fewer models at a time.
+        """
         if study.resources.memory_gib:
             return study
         gib = self.found.bytes_per_slot * workers / 2**30
@@ -94,15 +98,17 @@ class RayPlace:
 
     def executor(self, workers: int, watch: Watch) -> "RayExecutor":
         """Trains on all nodes that the cluster has at any time, whatever `workers` says."""
-        train = TrainStack(numerics=self.found.numerics)
-        return RayExecutor(self._ray, train, watch, demand=self.found.demand, close=True)
+        found, train = self.found, TrainStack(numerics=self.found.numerics)
+        limit = ray_place.models_that_fit if found.device == "cpu" else None
+        return RayExecutor(self._ray, train, watch, demand=found.demand, limit=limit, close=True)
 
 
 class RayExecutor:
     """Trains stacks as Ray tasks; `train` is what a worker does with one.
 
-    demand: what a stack occupies, by default one CPU. close: let go of the cluster after the last
-    stack, before anything else is done.
+    demand: what a stack occupies, by default one CPU. limit: how many models fit into a worker's
+    memory; larger stacks are cut for it. close: let go of the cluster after the last stack, before
+    anything else is done.
     """
 
     name = "ray"
@@ -114,11 +120,12 @@ class RayExecutor:
         watch: Watch,
         *,
         demand: Demand | None = None,
+        limit: Limit | None = None,
         policy: Policy | None = None,
         close: bool = False,
     ) -> None:
         self._ray, self._train, self._policy = ray, train, policy or Policy()
-        self._demand = demand or Demand()
+        self._demand, self._limit = demand or Demand(), limit or ray_place.unlimited
         self._watch, self._close = watch, close
 
     def run(
@@ -133,7 +140,8 @@ class RayExecutor:
         shards = [Shard(origin=i, stack=stack) for i, stack in enumerate(stacks)]
         ledger = Ledger(policy=self._policy, shards=shards)
         shows, told = displays(), 0
-        session = _Session(self._ray, self._train, self._demand, job, ledger)
+        offers = ray_place.Offers(self._demand, functools.partial(self._limit, job))
+        session = _Session(self._ray, self._train, offers, job, ledger)
         with Interrupts() as interrupts:
             try:
                 while ledger.unfinished and not ledger.hopeless:
@@ -165,36 +173,51 @@ class RayExecutor:
 class _Session:
     """The Ray side of one run: references in flight and what came of them."""
 
-    def __init__(self, ray: Any, train: Train, demand: Demand, job: Job, ledger: Ledger) -> None:
-        self._ray, self._train, self._demand, self._job = ray, train, demand, job
+    def __init__(
+        self, ray: Any, train: Train, offers: ray_place.Offers, job: Job, ledger: Ledger
+    ) -> None:
+        self._ray, self._train, self._offers, self._job = ray, train, offers, job
         self._ledger, self._run = ledger, uuid.uuid4().hex
         self._numbers: dict[Any, int] = {}
         self._task = ray.remote(_task)
         self._shared = ray.put(sent(job))
         self._board = _board(ray)
         self._looked, self._result_bytes = 0.0, 0
-        self._alive: dict[str, int] = {}
         self.fresh = False
-        self._see_nodes()
+        offers.see(ray.nodes())
 
     def submit(self) -> None:
-        """Keep a quarter more shards submitted than the cluster trains at once."""
-        self._ledger.check_places(self._alive)  # what keeps off every node would wait for ever
-        slots = sum(self._alive.values())
-        window = max(slots + 2, slots + slots // 4)
-        if self._result_bytes:
-            window = min(window, max(slots, 2**30 // self._result_bytes))
-        live = sum(not attempt.abandoned for attempt in self._ledger.attempts.values())
-        while live < window and (taken := self._ledger.take(time.monotonic())):
-            number, attempt = taken
-            order = Order(
-                run=self._run, number=number, stack=attempt.shard.stack, train=self._train
-            )
-            labels = {**self._demand.labels(), **self._keep_off()}
-            options = {**self._demand.resources(), "max_retries": 0, "label_selector": labels}
-            reference = self._task.options(**options).remote([self._shared], order, self._board)
-            self._numbers[reference] = number
+        """Keep a quarter more shards submitted than the cluster trains at once.
+
+        Nodes whose workers hold equally many models share a queue, which is Ray's. Every worker has
+        a shard before others are queued.
+        """
+        self._ledger.check_places(self._offers.slots)  # what keeps off all would wait for ever
+        groups = self._offers.by_size()
+        for most, places in groups.items():
+            self._fill(most, places, sum(places.values()))
+        for most, places in groups.items():
+            slots = sum(places.values())
+            window = max(slots + 2, slots + slots // 4)
+            if self._result_bytes:
+                window = min(window, max(slots, 2**30 // self._result_bytes))
+            self._fill(most, places, window)
+
+    def _fill(self, most: int, places: Mapping[str, int], window: int) -> None:
+        ledger = self._ledger
+        if set(places) <= ledger.avoided:
+            return
+        live = sum(a.most == most and not a.abandoned for a in ledger.attempts.values())
+        while live < window and (taken := ledger.take(time.monotonic(), most)):
+            self._start(*taken, self._offers.labels(places, ledger.avoided))
             live += 1
+
+    def _start(self, number: int, attempt: Attempt, labels: dict[str, str]) -> None:
+        order = Order(run=self._run, number=number, stack=attempt.shard.stack, train=self._train)
+        resources = self._offers.demand.resources()
+        options = {**resources, "max_retries": 0, "label_selector": labels}
+        reference = self._task.options(**options).remote([self._shared], order, self._board)
+        self._numbers[reference] = number
 
     def receive(self) -> Iterator[tuple[int, list[ModelResult]]]:
         """The checked results that arrived, by the caller's stack; faults go to the ledger."""
@@ -255,7 +278,8 @@ class _Session:
         if not self.fresh:
             return []
         paused, self._looked = now - self._looked > 10, now
-        self._see_nodes()
+        self._offers.see(self._ray.nodes())
+        alive = self._offers.slots
         try:
             asked = self._board.signs.remote(list(self._ledger.attempts))
             signs = self._ray.get(asked, timeout=5)
@@ -268,19 +292,14 @@ class _Session:
             self._ledger.forgive(now)
         self._ledger.name_stragglers(now)
         begun = sum(a.begun is not None for a in self._ledger.attempts.values())
-        free = begun < sum(self._alive.values())
-        for number, reason in self._ledger.suspects(now, self._alive, free).items():
+        free = begun < sum(alive.values())
+        for number in self._ledger.stranded(now, free):
+            self._cancel(number)
+        for number, reason in self._ledger.suspects(now, alive, free).items():
             self._ledger.abandon(number, reason)
             self._cancel(number)
             self._put_down(self._ledger.attempts[number].sign)
         return moved
-
-    def _see_nodes(self) -> None:
-        self._alive = ray_place.slots(self._ray.nodes(), self._demand)
-
-    def _keep_off(self) -> dict[str, str]:
-        avoided = self._ledger.avoided & set(self._alive)
-        return {NODE: f"!in({','.join(sorted(avoided))})"} if avoided else {}
 
     def _cancel(self, number: int) -> None:
         for reference, known in self._numbers.items():
@@ -289,8 +308,12 @@ class _Session:
 
     def _put_down(self, sign: Sign | None) -> None:
         """A frozen process hears no cancelling: have it killed, so that its place is free."""
-        if sign is not None and sign.node in self._alive:
-            pinned = {"num_cpus": 0, "max_retries": 0, "label_selector": {NODE: sign.node}}
+        if sign is not None and sign.node in self._offers.slots:
+            pinned = {
+                "num_cpus": 0,
+                "max_retries": 0,
+                "label_selector": {ray_place.NODE: sign.node},
+            }
             self._ray.remote(put_down).options(**pinned).remote(sign.pid)
 
     def end(self) -> None:
@@ -318,7 +341,7 @@ def _task(shared: list[Any], order: Order, board: Any) -> Any:
 def _board(ray: Any) -> Any:
     """On the driver's own node, so that it is lost only with the driver."""
     here = ray.get_runtime_context().get_node_id()
-    options = {"num_cpus": 0, "max_restarts": 3, "label_selector": {NODE: here}}
+    options = {"num_cpus": 0, "max_restarts": 3, "label_selector": {ray_place.NODE: here}}
     return ray.remote(Board).options(**options).remote()
 
 

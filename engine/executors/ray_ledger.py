@@ -6,69 +6,12 @@ A shard is a stack to train. Seconds are of one monotonic clock, passed in.
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.executors.base import Stack
+from engine.executors.ray_shard import Attempt, Policy, Shard, Sign, describe
 from engine.executors.ray_snapshot import Snapshot, WorkerSpeed
 from engine.plan import ModelRef
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """How much patience a fault gets.
-
-    retries: how often a shard is trained again after its worker or node was lost.
-    silence: seconds without a sign of life after which a running shard is given up, or of
-        waiting after shards submitted later began.
-    straggling: times the median, after which a running shard is reported, once it runs for
-        `noticeable` seconds.
-    hopeless: failed shards, with none done, after which the study is given up.
-    """
-
-    retries: int = 3
-    silence: float = 90.0
-    straggling: float = 3.0
-    noticeable: float = 60.0
-    hopeless: int = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sign:
-    """A worker's latest sign of life. age: seconds since it was heard."""
-
-    epochs: int
-    node: str
-    pid: int
-    age: float
-
-    @property
-    def worker(self) -> str:
-        """A short name: node and process."""
-        return f"{self.node[:6]}/{self.pid}"
-
-
-@dataclass(eq=False)
-class Shard:
-    """A stack and its history. origin: index of the caller's stack that it is part of."""
-
-    origin: int
-    stack: Stack
-    crashes: int = 0
-    halved: bool = False
-    state: str = "waiting"
-
-
-@dataclass(eq=False)
-class Attempt:
-    """One training of a shard, from submission to its outcome."""
-
-    shard: Shard
-    submitted: float
-    begun: float | None = None
-    overtaken: float | None = None
-    sign: Sign | None = None
-    abandoned: bool = False
 
 
 @dataclass
@@ -103,15 +46,27 @@ class Ledger:
         """Whether shards keep failing and nothing succeeds."""
         return not self.models_done and len(self.failed) >= self.policy.hopeless
 
-    def take(self, now: float) -> tuple[int, Attempt] | None:
-        """The next shard to submit, as a numbered attempt; None when none waits."""
+    def take(self, now: float, most: int = 0) -> tuple[int, Attempt] | None:
+        """The next shard to submit, as a numbered attempt; None when none waits.
+
+        Args:
+            now: the time.
+            most: models that fit where it is to be trained; of a larger shard the rest waits on.
+        """
         while self._waiting:
             shard = self._waiting.popleft()
             if shard.state != "waiting":
                 continue
+            if 0 < most < len(shard.stack):
+                pieces = -(-len(shard.stack) // most)
+                first = -(-len(shard.stack) // pieces)
+                shard, rest = self._parts(shard, first, halved=shard.halved)
+                self._waiting.appendleft(rest)
             shard.state = "running"
             self._next += 1
-            self.attempts[self._next] = Attempt(shard=shard, submitted=now)
+            self.attempts[self._next] = Attempt(
+                shard=shard, submitted=now, avoids=frozenset(self.avoided), most=most
+            )
             return self._next, self.attempts[self._next]
         return None
 
@@ -124,17 +79,19 @@ class Ledger:
                 continue
             if attempt.begun is None:
                 attempt.begun = now
-                self._began(number, now)
+                self._began(number, now, attempt.most)
             if attempt.sign is None or sign.epochs > attempt.sign.epochs:
                 moved.append((attempt.shard.origin, sign.epochs))
             attempt.sign = sign
+            if sign.age < self.policy.silence / 3:
+                self.suspected.discard(sign.node)
         return moved
 
     def succeeded(self, number: int, now: float) -> bool:
         """An attempt returned a valid result; False when another one was first."""
         attempt = self.attempts.pop(number)
         shard = attempt.shard
-        self._began(number, now)
+        self._began(number, now, attempt.most)
         if shard.state in ("done", "failed", "split"):
             return False
         shard.state = "done"
@@ -210,8 +167,8 @@ class Ledger:
         if shard.state != "running":
             return
         self._note(shard, reason)
-        shard.crashes += 1
-        if attempt.sign is not None:
+        if attempt.sign is not None:  # what never began is not to blame
+            shard.crashes += 1
             self.suspected.add(attempt.sign.node)
         if shard.crashes > self.policy.retries:
             self._fail(shard, f"given up {shard.crashes} times, last: {reason}")
@@ -243,6 +200,29 @@ class Ledger:
                 found[number] = f"node {sign.worker} left the cluster"
             elif sign.age > silence:
                 found[number] = f"no sign of life from {sign.worker} for {sign.age:.0f} s"
+        return found
+
+    def stranded(self, now: float, free: bool) -> list[int]:
+        """Attempts still queued that keep off a node which is trusted again: they wait anew.
+
+        Suspicion ends when a node is heard from, when no other is left, or when something has been
+        queued because of it for `silence` seconds while a worker is free.
+        """
+        queued = {
+            number: attempt
+            for number, attempt in self.attempts.items()
+            if attempt.sign is None and not attempt.abandoned and attempt.shard.state == "running"
+        }
+        if free and any(
+            attempt.avoids & self.suspected and now - attempt.submitted > self.policy.silence
+            for attempt in queued.values()
+        ):
+            self.suspected.clear()
+        found = [number for number, attempt in queued.items() if attempt.avoids - self.avoided]
+        for number in reversed(found):
+            attempt = self.attempts[number]
+            attempt.abandoned, attempt.shard.state = True, "waiting"
+            self._waiting.appendleft(attempt.shard)
         return found
 
     def forgive(self, now: float) -> None:
@@ -307,11 +287,12 @@ class Ledger:
             reasons=tuple(self.reasons),
         )
 
-    def _began(self, number: int, now: float) -> None:
-        """Ray starts shards in the order submitted: whatever still waits was overtaken."""
+    def _began(self, number: int, now: float, most: int) -> None:
+        """Ray starts shards for the same nodes in order: whatever still waits was overtaken."""
         self._last_event = now
         for other, attempt in self.attempts.items():
-            if other < number and attempt.sign is None and attempt.overtaken is None:
+            waits = attempt.sign is None and attempt.overtaken is None
+            if other < number and waits and attempt.most == most:
                 attempt.overtaken = now
 
     def _close(self, number: int, reason: str) -> Shard | None:
@@ -331,35 +312,20 @@ class Ledger:
         self._waiting.appendleft(shard)
 
     def _split(self, shard: Shard, *, halved: bool) -> None:
-        shard.state = "split"
-        middle = (len(shard.stack) + 1) // 2
-        for part in (shard.stack[:middle], shard.stack[middle:]):
-            half = Shard(origin=shard.origin, stack=part, crashes=shard.crashes, halved=halved)
-            self.shards.append(half)
+        for half in self._parts(shard, (len(shard.stack) + 1) // 2, halved=halved):
             self._again(half)
+
+    def _parts(self, shard: Shard, first: int, *, halved: bool) -> list[Shard]:
+        """Two shards instead of one: its first models, and the rest."""
+        shard.state = "split"
+        parts = [
+            Shard(origin=shard.origin, stack=stack, crashes=shard.crashes, halved=halved)
+            for stack in (shard.stack[:first], shard.stack[first:])
+        ]
+        self.shards += parts
+        return parts
 
     def _fail(self, shard: Shard, reason: str) -> None:
         shard.state = "failed"
         self.failed.append(shard)
         self.reasons.append(f"given up: {describe(shard.stack)}: {reason}")
-
-
-def describe(stack: Stack) -> str:
-    """A stack in words.
-
-    >>> from engine.plan import ModelRef
-    >>> describe(tuple(ModelRef(mix="clean", arm="bn", model_id=m) for m in (4, 5, 6)))
-    'clean/bn models 4-6'
-    """
-    cells: dict[tuple[str, str], list[int]] = {}
-    for ref in stack:
-        cells.setdefault((ref.mix, ref.arm), []).append(ref.model_id)
-    return ", ".join(f"{mix}/{arm} {_numbers(ids)}" for (mix, arm), ids in cells.items())
-
-
-def _numbers(ids: Sequence[int]) -> str:
-    if len(ids) == 1:
-        return f"model {ids[0]}"
-    if list(ids) == list(range(ids[0], ids[-1] + 1)):
-        return f"models {ids[0]}-{ids[-1]}"
-    return "models " + ", ".join(map(str, ids))

@@ -1,13 +1,17 @@
 """What a cluster offers a study: workers, memory, and the arithmetic of its machines."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine import manifest
+from engine import cost, manifest
+from engine.executors.base import Job
 
 SURVEY_SECONDS = 180.0
+NODE = "ray.io/node-id"
 KIND = "ray.io/accelerator-type"
 """The label by which Ray tells kinds of GPUs apart."""
 
@@ -42,7 +46,10 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """Taken once, when connecting. slots: shards trained at once. bytes_per_slot: for planning."""
+    """Taken once, when connecting. slots: shards trained at once.
+
+    bytes_per_slot: memory of the largest worker, for planning.
+    """
 
     device: str
     demand: Demand
@@ -65,6 +72,81 @@ def slots(nodes: Iterable[Mapping[str, Any]], demand: Demand) -> dict[str, int]:
             if count:
                 found[str(node["NodeID"])] = count
     return found
+
+
+def bytes_per_slot(nodes: Iterable[Mapping[str, Any]], places: Mapping[str, int]) -> dict[str, int]:
+    """Node id -> memory of the host for each shard that it trains, a tenth left alone."""
+    memory = {node["NodeID"]: node["Resources"].get("memory", 0) for node in nodes}
+    return {node: int(0.9 * memory[node] // count) for node, count in places.items()}
+
+
+Limit = Callable[[Job, int], int]
+"""How many models a worker with so many bytes of memory can train at once, 0 for none."""
+
+MOST = 10**6
+"""Models in a stack where memory sets no limit."""
+
+
+def unlimited(job: Job, nbytes: int) -> int:
+    """Whatever the caller's stacks hold."""
+    return MOST
+
+
+def models_that_fit(job: Job, nbytes: int) -> int:
+    """As the planner reckons, with the images in the worker's own memory.
+
+    A study that names its memory was planned with that, and is cut no further.
+    """
+    if job.study.resources.memory_gib:
+        return MOST
+    if nbytes <= 0:
+        return 0
+    height, width, channels = job.data.images_RHWC.shape[1:]
+    study = dataclasses.replace(
+        job.study,
+        resources=dataclasses.replace(job.study.resources, memory_gib=nbytes / 2**30),
+    )
+    sizes = cost.Sizes(
+        pool=len(next(iter(job.data.tables.values())).label_N),
+        population=len(job.data.population_labels_Z),
+        image=(height, width, channels),
+        classes=job.data.classes,
+        mapped=job.data.table is not None,
+    )
+    return cost.most_models(study, sizes, job.device)
+
+
+class Offers:
+    """The nodes alive: how many shards each trains at once, and how many models in one of them."""
+
+    def __init__(self, demand: Demand, limit: Callable[[int], int]) -> None:
+        self.demand = demand
+        self.slots: dict[str, int] = {}
+        self._limit, self._sizes = functools.cache(limit), dict[str, int]()
+        self._small: set[str] = set()
+
+    def see(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """Note what Ray lists; nodes on which nothing fits are left out while there are others."""
+        found = slots(nodes, self.demand)
+        sizes = {node: self._limit(nbytes) for node, nbytes in bytes_per_slot(nodes, found).items()}
+        fitting = {node: count for node, count in found.items() if sizes[node]}
+        self.slots, self._sizes = fitting or found, sizes
+        self._small = set(found) - set(self.slots)
+
+    def by_size(self) -> dict[int, dict[str, int]]:
+        """Models at once -> the nodes whose workers hold that many, with their shards at once."""
+        found: dict[int, dict[str, int]] = {}
+        for node, count in sorted(self.slots.items(), key=lambda item: -self._sizes[item[0]]):
+            found.setdefault(self._sizes[node], {})[node] = count
+        return found
+
+    def labels(self, places: Iterable[str], avoided: Collection[str]) -> dict[str, str]:
+        """The selector of a task for these nodes, which keeps off some."""
+        kind, alive = self.demand.labels(), set(self.slots)
+        if set(places) < alive:
+            return {**kind, NODE: f"in({','.join(sorted(set(places) - set(avoided)))})"}
+        off = sorted(alive & set(avoided) | self._small)
+        return {**kind, NODE: f"!in({','.join(off)})"} if off else kind
 
 
 def main_kind(nodes: Iterable[Mapping[str, Any]]) -> str:
@@ -125,15 +207,14 @@ def survey(ray: Any, device: str, processes: int | str = "auto") -> Survey:
             + " to offer: start its nodes with --num-cpus above 0"
         )
     numerics, hardware, gpu_bytes = _ask_worker(ray, device, demand)
-    memory = {node["NodeID"]: node["Resources"].get("memory", 0) for node in nodes}
-    smallest = min(int(0.9 * memory[node] // count) for node, count in found.items())
+    largest = max(bytes_per_slot(nodes, found).values())
     on_gpu = bytes_per_shard(gpu_bytes, max(1, demand.shards_per_gpu))
     return Survey(
         device=device,
         demand=demand,
         nodes=len(found),
         slots=sum(found.values()),
-        bytes_per_slot=on_gpu if device == "cuda" else smallest,
+        bytes_per_slot=on_gpu if device == "cuda" else largest,
         numerics=numerics,
         hardware=hardware,
     )

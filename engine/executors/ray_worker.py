@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from engine.data.table import opened
 from engine.executors.base import Job, Stack, timed_run
-from engine.executors.ray_ledger import Sign
+from engine.executors.ray_shard import Sign
 from engine.plan import ModelResult
 
 BEAT_SECONDS = 2.0

@@ -92,6 +92,16 @@ def test_two_nodes_give_the_bytes_of_one_process_on_fashion_mnist(tmp_path, real
     assert equal
 
 
+def test_nodes_with_more_memory_train_larger_stacks(tmp_path, undisturbed):
+    facts = outcome.act("uneven_nodes", tmp_path)
+    assert facts["failure"] is None
+    assert max(facts["small"]) <= 3 < max(facts["large"])
+    assert facts["again"] == 0
+    equal = outcome.left(tmp_path) == undisturbed
+    record("uneven_nodes", facts, equal)
+    assert equal
+
+
 needs_ffcv = pytest.mark.skipif(not beton.installed(), reason="FFCV is not installed (setup.sh)")
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign
+from engine.executors.ray_ledger import Ledger
+from engine.executors.ray_shard import Policy, Shard, Sign
 from engine.plan import ModelRef
 
 
@@ -76,6 +77,83 @@ def test_a_study_in_which_everything_fails_is_given_up():
         assert not book.hopeless
         book.raised(book.take(0.0)[0], "ValueError: no")
     assert book.hopeless
+
+
+def test_a_shard_is_cut_evenly_for_workers_with_less_memory():
+    book, trained = ledger(8, 3), []
+    for most, expected in ((3, [0, 1, 2]), (0, [3, 4, 5, 6, 7]), (2, [8, 9]), (9, [10])):
+        number, attempt = book.take(0.0, most)
+        assert (models(attempt), attempt.most) == (expected, most)
+        trained.append(number)
+    assert book.take(0.0) is None
+    assert all(book.succeeded(number, 1.0) for number in trained)
+    assert not book.unfinished
+    assert book.retrained == 0
+    assert (book.snapshot().models_done, book.snapshot().models_left) == (11, 0)
+    book = ledger(8)
+    assert [len(book.take(0.0, 7)[1].shard.stack) for _ in range(2)] == [4, 4]
+
+
+def test_only_shards_for_the_same_nodes_overtake_one_another():
+    book = ledger(1, 1, silence=10.0)
+    book.take(0.0, most=1)
+    other, _ = book.take(0.0, most=2)
+    book.hear({other: sign()}, 1.0)
+    assert book.suspects(50.0, ["n1"], free=False) == {}
+
+
+def suspicious(**policy):
+    """Of two nodes n1 fell silent, and a shard is queued that keeps off it."""
+    book = ledger(1, **policy)
+    first, _ = book.take(0.0)
+    book.hear({first: sign(node="n1", age=60.0)}, 60.0)
+    book.abandon(first, "silent")
+    book.check_places(["n1", "n2"])
+    queued, attempt = book.take(60.0)
+    assert attempt.avoids == {"n1"}
+    assert book.stranded(61.0, free=True) == []
+    return book, first, queued
+
+
+def goes_anywhere(book, queued):
+    assert book.attempts[queued].abandoned
+    number, attempt = book.take(99.0)
+    assert (models(attempt), attempt.avoids) == ([0], frozenset())
+    book.lost(queued, "cancelled")
+    assert book.succeeded(number, 100.0)
+    assert (book.retrained, book.unfinished) == (1, False)
+
+
+def test_a_queued_shard_goes_to_a_suspected_node_when_no_other_is_left():
+    book, _, queued = suspicious()
+    book.check_places(["n1"])
+    assert book.stranded(62.0, free=False) == [queued]
+    goes_anywhere(book, queued)
+
+
+def test_a_suspected_node_that_is_heard_from_is_trusted_again():
+    book, first, queued = suspicious()
+    book.hear({first: sign(node="n1", age=61.0)}, 61.0)
+    assert book.stranded(62.0, free=True) == []
+    book.hear({first: sign(node="n1", age=0.5)}, 62.0)
+    assert book.stranded(63.0, free=True) == [queued]
+    goes_anywhere(book, queued)
+
+
+def test_suspicion_ends_when_a_shard_waits_for_its_sake_beside_a_free_worker():
+    book, _, queued = suspicious(silence=10.0)
+    assert book.stranded(69.0, free=True) == []
+    assert book.stranded(71.0, free=False) == []
+    assert book.stranded(71.0, free=True) == [queued]
+    assert book.stranded(72.0, free=True) == []
+    goes_anywhere(book, queued)
+
+
+def test_a_shard_that_never_began_is_not_to_blame():
+    book = ledger(1)
+    for _ in range(6):
+        book.abandon(book.take(0.0)[0], "not started")
+    assert (book.failed, book.unfinished) == ([], True)
 
 
 def test_the_first_valid_result_wins_and_the_second_is_dropped():

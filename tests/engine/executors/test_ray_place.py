@@ -1,22 +1,40 @@
 """Places for shards, counted on made-up nodes; no Ray needed."""
 
+import dataclasses
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 
+from engine.cost import CPU_STACK_SMALL
 from engine.executors import ray_place
-from engine.executors.ray import NODE, _Session
-from engine.executors.ray_ledger import Ledger, Policy, Shard, Sign
-from engine.executors.ray_place import KIND, Demand, bytes_per_shard, main_kind, slots, survey
+from engine.executors.base import Job
+from engine.executors.ray import _Session
+from engine.executors.ray_ledger import Ledger
+from engine.executors.ray_place import (
+    KIND,
+    MOST,
+    NODE,
+    Demand,
+    Offers,
+    bytes_per_shard,
+    main_kind,
+    models_that_fit,
+    slots,
+    survey,
+)
+from engine.executors.ray_shard import Policy, Shard, Sign
 from engine.plan import ModelRef
+from engine.prepare import prepare
+from engine.study import Resources
+from engine.studyfile import load_study
 
 GIB = 2**30
 
 
-def node(name, cpus, gpus=0, kind="", alive=True):
+def node(name, cpus, gpus=0, kind="", alive=True, gib=8):
     labels = {KIND: kind} if kind else {}
-    resources = {"CPU": cpus, "memory": 8 * GIB, **({"GPU": gpus} if gpus else {})}
+    resources = {"CPU": cpus, "memory": gib * GIB, **({"GPU": gpus} if gpus else {})}
     return {"NodeID": name, "Alive": alive, "Resources": resources, "Labels": labels}
 
 
@@ -78,7 +96,7 @@ def test_more_processes_than_gpus_are_planned_as_shares_with_less_memory_each(mo
     assert shared.bytes_per_slot == bytes_per_shard(80 * GIB, 2) < alone.bytes_per_slot / 2
     on_cpu = survey(fake_ray(NODES), "cpu", 6)
     assert (on_cpu.demand, on_cpu.slots) == (Demand(), 31)
-    assert on_cpu.bytes_per_slot == int(0.9 * 8 * GIB // 16)
+    assert on_cpu.bytes_per_slot == int(0.9 * 8 * GIB // 3)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +121,63 @@ def test_a_suspected_node_is_kept_off_only_while_there_is_another(others, select
     ledger = Ledger(policy=Policy(), shards=[Shard(origin=0, stack=stack)])
     job = MagicMock()
     job.data.table = None
-    session = _Session(ray, MagicMock(), Demand(), job, ledger)
+    session = _Session(ray, MagicMock(), Offers(Demand(), lambda nbytes: MOST), job, ledger)
     session.submit()
     ledger.hear({1: Sign(epochs=0, node="a", pid=1, age=99.0)}, 0.0)
     ledger.abandon(1, "silent")
     session.submit()
     assert set(ledger.attempts) == {1, 2}
     assert ray.remote.return_value.options.call_args.kwargs["label_selector"] == selector
+
+
+def per_gib(nbytes):
+    """A model a GiB, four at most."""
+    return min(4, nbytes // GIB)
+
+
+def test_nodes_are_told_apart_by_how_many_models_a_worker_holds():
+    offers = Offers(Demand(), per_gib)
+    offers.see([node("a", 2, gib=16), node("b", 1, gib=3), node("c", 1, gib=64), node("d", 9)])
+    assert list(offers.by_size().items()) == [(4, {"a": 2, "c": 1}), (2, {"b": 1})]
+    assert offers.slots == {"a": 2, "b": 1, "c": 1}  # nothing fits on d
+    assert offers.labels({"a": 2, "c": 1}, ["c", "b"]) == {NODE: "in(a)"}
+    offers.see([node("a", 2, gib=16), node("c", 1, gib=64), node("d", 9)])
+    assert list(offers.by_size()) == [4]
+    assert offers.labels({"a": 2, "c": 1}, []) == {NODE: "!in(d)"}
+    assert offers.labels({"a": 2, "c": 1}, ["a", "x"]) == {NODE: "!in(a,d)"}
+    offers.see([node("d", 9)])
+    assert offers.slots == {"d": 9}
+
+
+def test_larger_nodes_are_given_larger_stacks():
+    ray, job = MagicMock(), MagicMock()
+    ray.nodes.return_value = [node("a", 1, gib=5), node("b", 2, gib=3)]
+    job.data.table = None
+    refs = [ModelRef(mix="m", arm="x", model_id=i) for i in range(36)]
+    shards = [Shard(origin=i, stack=tuple(refs[4 * i : 4 * i + 4])) for i in range(9)]
+    ledger = Ledger(policy=Policy(), shards=shards)
+    session = _Session(ray, MagicMock(), Offers(Demand(), per_gib), job, ledger)
+    ray.remote.return_value.options.reset_mock()
+    session.submit()
+    calls = ray.remote.return_value.options.call_args_list
+    selectors = [call.kwargs["label_selector"] for call in calls]
+    sizes = [len(attempt.shard.stack) for attempt in ledger.attempts.values()]
+    large, small = ({NODE: f"in({name})"} for name in "ab")
+    assert sizes == [4, 1, 1, 2, 4, 1, 1]  # 2 are left of a stack that was cut for b
+    assert selectors == [large, small, small, large, large, small, small]
+    session.submit()
+    assert len(ledger.attempts) == 7
+
+
+@pytest.mark.parametrize("wanted", ["auto", 6])
+def test_what_fits_is_what_the_planner_reckons_for_one_worker(wanted):
+    study = load_study("digits_bn_vs_nobn", ["data.limit=240", "data.loader=resident"])
+    study = dataclasses.replace(study, resources=Resources(stack=wanted))
+    job = Job(study=study, data=prepare(study).data, device="cpu", kernel_plan={})
+    fits = [models_that_fit(job, nbytes) for nbytes in range(0, 24 * 2**20, 2**19)]
+    assert fits == sorted(fits)
+    assert fits[0] == 0
+    assert set(fits) == set(range(fits[-1] + 1))
+    assert fits[-1] == (CPU_STACK_SMALL if wanted == "auto" else 6)
+    named = dataclasses.replace(study, resources=Resources(memory_gib=0.1))
+    assert models_that_fit(dataclasses.replace(job, study=named), 0) == MOST

@@ -16,7 +16,7 @@ from engine import manifest, store
 from engine.executors import ray_cluster, ray_place
 from engine.executors.base import Job, Watch
 from engine.executors.ray import RayExecutor
-from engine.executors.ray_ledger import Policy, describe
+from engine.executors.ray_shard import Policy, describe
 from engine.executors.ray_worker import TrainStack
 from engine.plan import stacks
 from engine.prepare import prepare
@@ -172,12 +172,16 @@ def local(**how):
 
 
 @contextlib.contextmanager
-def nodes(count: int = 2, caches: Sequence[Path] = (), **head):
+def nodes(count: int = 2, caches: Sequence[Path] = (), memory: Sequence[int] = (), **head):
     """A cluster of nodes with one CPU each on this machine; yields (ray, Cluster, its nodes).
 
-    caches: for each node its own folder of caches.
+    caches: for each node its own folder of caches. memory: what each node is said to have.
     """
-    own = [{"env_vars": {"XDG_CACHE_HOME": str(cache)}} for cache in caches] or [{}] * count
+    own: list[dict] = [{} for _ in range(count)]
+    for node, cache in zip(own, caches, strict=False):
+        node["env_vars"] = {"XDG_CACHE_HOME": str(cache)}
+    for node, nbytes in zip(own, memory, strict=False):
+        node["memory"] = nbytes
     with ray_cluster._session_folder() as folder, contextlib.ExitStack() as undo:
         ours = {"RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_TMPDIR": folder}
         undo.enter_context(ray_cluster._environment({**ray_cluster.OWN_CLUSTER, **ours}))

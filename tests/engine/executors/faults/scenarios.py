@@ -23,8 +23,8 @@ from broken import Broken
 from drive import REAL, Drive, after, fake, fashion, local, nodes, processes_of, trainers
 
 from engine.executors import ray_cluster
-from engine.executors.ray_ledger import Policy
 from engine.executors.ray_place import Demand
+from engine.executors.ray_shard import Policy
 
 IMPATIENT = Policy(silence=12.0)
 
@@ -53,6 +53,20 @@ def fashion_two_nodes(folder, train):
     drive = Drive(folder, *fashion(Path(os.environ["FASHION"])))
     with nodes() as (ray, _, _):
         return drive.train(ray, train)
+
+
+def uneven_nodes(folder, train):
+    """A worker of one node holds three models at once, one of the other eight."""
+    drive = Drive(folder, *longer(train), size=8)
+    limit = lambda job, nbytes: 8 if nbytes > 2**32 else 3  # noqa: E731
+    with nodes(memory=[2**33, 2**30]) as (ray, _, others):
+        facts = drive.train(ray, train or fake(drive), limit=limit)
+        small = set(processes_of(others[0]))
+    sizes: dict[str, list[int]] = {"small": [], "large": []}
+    for path in drive.marks.iterdir():
+        name, _, pid = path.name.split(".")
+        sizes["small" if int(pid) in small else "large"].append(name.count("-") - 1)
+    return {**facts, **sizes}
 
 
 def own_copies(folder, train):

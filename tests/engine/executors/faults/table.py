@@ -33,6 +33,7 @@ FAULTS = {
     "freeze_node": "a node frozen (SIGSTOP) while it trains",
     "freeze_worker": "three workers frozen",
     "join_node": "a node joins",
+    "uneven_nodes": "two nodes, stacks of 3 for the one and of 8 for the other",
     "lost_result": "a result lost before the driver had it",
     "lost_board": "the actor that hears signs of life killed",
     "out_of_memory": "stacks of 8 out of memory, stacks of 4 fit",
