@@ -11,9 +11,19 @@ import torch
 ROOT = Path(__file__).resolve().parents[3]
 
 
+ABSENT = ("scipy", "sklearn", "safetensors", "typer", "rich", "tomli_w", "ray", "ffcv",
+          "torchvision", "matplotlib", "pyarrow", "PIL", "cv2")  # fmt: skip
+"""The script needs torch, triton and numpy alone (numba serves where it runs on a CPU)."""
+
+
 def run(*arguments):
+    code = (
+        f"import runpy, sys\nsys.modules.update(dict.fromkeys({ABSENT}))\n"
+        f"sys.argv = ['bench/gpu_check.py', *{arguments}]\n"
+        "runpy.run_path('bench/gpu_check.py', run_name='__main__')"
+    )
     return subprocess.run(
-        [sys.executable, "bench/gpu_check.py", *arguments],
+        [sys.executable, "-c", code],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -77,3 +77,23 @@ def test_a_step_equals_float64_and_each_model_alone():
         assert all(torch.equal(a[0], b[m]) for a, b in zip(alone, found, strict=True))
     turned = gradients(p, images, lambda_M, order=1)
     assert all(torch.equal(a, b) for a, b in zip(turned, found, strict=True))
+
+
+def test_compiled_it_is_the_same_to_the_bit():
+    """The ops are opaque to torch.compile: no break, and the kernels that run are these."""
+    images, lambda_M = noise(MODELS, SAMPLES, 3, 6, 6, seed=99), torch.tensor([0.0, 0.1, 3.0])
+    leaves = {k: v.requires_grad_() for k, v in parameters().items()}
+    probe = torch.zeros(images.shape[:2]).requires_grad_()
+
+    def step(leaves, images, probe):
+        loss, penalty, _ = torch.func.vmap(net)(leaves, images, probe)
+        return (loss + lambda_M * penalty).sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    wanted = [*leaves.values(), probe]
+    with Tracer() as trace:
+        found = torch.autograd.grad(compiled(leaves, images, probe), wanted)
+    names = {launch.name for launch in trace.launches}
+    assert {"apply_backward", "backward", "entropy"} <= names
+    expected = torch.autograd.grad(step(leaves, images, probe), wanted)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
