@@ -1,10 +1,15 @@
 """The live progress of a run: one updating line on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+MOST_NAMED = 4
+"""Workers whose speeds are shown one by one."""
 
 PLAIN_SECONDS = 10.0
 """Seconds between plain lines when the output is no terminal."""
@@ -19,6 +24,7 @@ class TrainingProgress:
         self._finished = 0
         self._start = self._last_line = time.monotonic()
         self._first: tuple[float, int] | None = None
+        self._figures: Mapping[str, Any] = {}
         self._live = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -53,6 +59,11 @@ class TrainingProgress:
         self._finished += count
         self._show(force=self._finished == sum(self._sizes))
 
+    def figures(self, figures: Mapping[str, Any]) -> None:
+        """What a cluster's driver reports beside: shards by state, models/hour of each worker."""
+        self._figures = figures
+        self._show()
+
     def say(self, sentence: str) -> None:
         """Print a sentence above the line of figures."""
         self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
@@ -80,6 +91,10 @@ class TrainingProgress:
             rate = self._rate()
             parts.append(f"{3600 * rate / self._epochs:,.0f} models/hour")
             parts.append(f"{clock((self._total - done) / rate)} left")
+        if self._figures:
+            states = ("waiting", "running", "done", "failed")
+            counts = ", ".join(f"{self._figures[state]} {state}" for state in states)
+            parts += [f"shards: {counts}", *_workers(self._figures["speeds"])]
         return " · ".join(parts)
 
     def _show(self, force: bool = False) -> None:
@@ -88,6 +103,21 @@ class TrainingProgress:
         if not self._console.is_terminal and (force or now - self._last_line > PLAIN_SECONDS):
             self._last_line = now
             self._console.print(f"training: {self.text()}", highlight=False)
+
+
+def _workers(speeds: Mapping[str, float]) -> list[str]:
+    """A few workers by name; of more, the slowest and the fastest.
+
+    >>> _workers({"a1/7": 410.0, "b2/9": 395.5})
+    ['a1/7 410/hour', 'b2/9 396/hour']
+    >>> _workers({str(i): 400.0 + i for i in range(64)})
+    ['64 workers, 400/hour (0) to 463/hour (63)']
+    """
+    if len(speeds) <= MOST_NAMED:
+        return [f"{worker} {rate:,.0f}/hour" for worker, rate in speeds.items()]
+    slow, fast = min(speeds, key=lambda w: speeds[w]), max(speeds, key=lambda w: speeds[w])
+    ends = " to ".join(f"{speeds[w]:,.0f}/hour ({w})" for w in (slow, fast))
+    return [f"{len(speeds)} workers, {ends}"]
 
 
 def clock(seconds: float) -> str:

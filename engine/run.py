@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -269,7 +270,11 @@ def _train(
             for result in results:
                 seconds[result.ref.arm].append(result.seconds)
 
-        watch = Watch(say=progress.say, figures=lambda figures: write_figures(run.path, figures))
+        def show(figures: Mapping[str, Any]) -> None:
+            write_figures(run.path, figures)
+            progress.figures(figures)
+
+        watch = Watch(say=progress.say, figures=show)
         place.executor(planned.workers, watch).run(job, work, on_result, progress.epoch)
     _remember_speeds(study, _sizes(prepared), place.device, seconds)
 

@@ -148,7 +148,7 @@ class RayExecutor:
                     interrupts.check()
                     session.submit()
                     for origin, results in session.receive():
-                        on_progress(origin, job.study.train.epochs)
+                        on_progress(origin, ledger.epochs(origin))
                         on_result(results)
                         del results
                     for moved in session.look():
@@ -229,7 +229,8 @@ class _Session:
             number = self._numbers.pop(reference)
             origin = self._ledger.attempts[number].shard.origin
             results = self._outcome(reference, number)
-            if results is not None and self._ledger.succeeded(number, time.monotonic()):
+            epochs, now = self._job.study.train.epochs, time.monotonic()
+            if results is not None and self._ledger.succeeded(number, now, epochs):
                 nbytes = sum(a.nbytes for r in results for a in r.arrays.values())
                 self._result_bytes = max(self._result_bytes, nbytes)
                 for twin in self._ledger.needless():

@@ -29,6 +29,9 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self._waiting = deque(self.shards)
+        self._parts_of: dict[int, list[Shard]] = {}
+        for shard in self.shards:
+            self._parts_of.setdefault(shard.origin, []).append(shard)
         self._next = 0
         self._last_event = 0.0
         self._durations: list[float] = []
@@ -71,7 +74,7 @@ class Ledger:
         return None
 
     def hear(self, signs: Mapping[int, Sign], now: float) -> list[tuple[int, int]]:
-        """Note signs of life; returns (origin, epochs done) of what moved on."""
+        """Note signs of life; returns (origin, its epochs done) of what moved on."""
         moved = []
         for number, sign in signs.items():
             attempt = self.attempts.get(number)
@@ -80,21 +83,29 @@ class Ledger:
             if attempt.begun is None:
                 attempt.begun = now
                 self._began(number, now, attempt.most)
-            if attempt.sign is None or sign.epochs > attempt.sign.epochs:
-                moved.append((attempt.shard.origin, sign.epochs))
+            shard = attempt.shard
+            if attempt.sign is None or sign.epochs > shard.epochs:
+                shard.epochs = max(shard.epochs, sign.epochs)
+                moved.append((shard.origin, self.epochs(shard.origin)))
             attempt.sign = sign
             if sign.age < self.policy.silence / 3:
                 self.suspected.discard(sign.node)
         return moved
 
-    def succeeded(self, number: int, now: float) -> bool:
+    def epochs(self, origin: int) -> int:
+        """Epochs done of a caller's stack: of its parts on average, where it was cut."""
+        parts = [shard for shard in self._parts_of[origin] if shard.state != "split"]
+        done = sum(len(shard.stack) * shard.epochs for shard in parts)
+        return done // sum(len(shard.stack) for shard in parts)
+
+    def succeeded(self, number: int, now: float, epochs: int = 0) -> bool:
         """An attempt returned a valid result; False when another one was first."""
         attempt = self.attempts.pop(number)
         shard = attempt.shard
         self._began(number, now, attempt.most)
         if shard.state in ("done", "failed", "split"):
             return False
-        shard.state = "done"
+        shard.state, shard.epochs = "done", epochs
         self.shards_done += 1
         self.models_done += len(shard.stack)
         seconds = now - (attempt.submitted if attempt.begun is None else attempt.begun)
@@ -323,6 +334,7 @@ class Ledger:
             for stack in (shard.stack[:first], shard.stack[first:])
         ]
         self.shards += parts
+        self._parts_of[shard.origin] += parts
         return parts
 
     def _fail(self, shard: Shard, reason: str) -> None:

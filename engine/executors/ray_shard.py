@@ -42,10 +42,14 @@ class Sign:
 
 @dataclass(eq=False)
 class Shard:
-    """A stack and its history. origin: index of the caller's stack that it is part of."""
+    """A stack and its history. origin: index of the caller's stack that it is part of.
+
+    epochs: how many of them any attempt has reached.
+    """
 
     origin: int
     stack: Stack
+    epochs: int = 0
     crashes: int = 0
     halved: bool = False
     state: str = "waiting"

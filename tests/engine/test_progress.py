@@ -37,3 +37,13 @@ def test_models_are_counted_when_stored_and_epochs_never_go_back(clock):
     shown.epoch(0, 1)
     shown.models(2)
     assert "2/2 models · 4/4 epochs" in out.getvalue()
+
+
+def test_a_clusters_shards_and_workers_are_on_the_same_line(clock):
+    shown = progress.TrainingProgress(Console(file=io.StringIO()), [4, 4], epochs=10)
+    figures = {"waiting": 1, "running": 2, "done": 3, "failed": 0, "speeds": {"a1/7": 410.4}}
+    shown.figures(figures)
+    words = (
+        "0/8 models · 0/80 epochs · shards: 1 waiting, 2 running, 3 done, 0 failed · a1/7 410/hour"
+    )
+    assert shown.text() == words

@@ -130,6 +130,20 @@ def test_a_stopped_driver_keeps_what_is_finished_and_leaves_nothing(tmp_path, ho
     assert not list((tmp_path / "run").rglob("*.part"))
 
 
+@pytest.mark.slow
+def test_a_study_that_fails_leaves_nothing(tmp_path, home):
+    done = subprocess.run(
+        outcome.command("refusing_nodes", tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=outcome.environment(**home),
+    )
+    assert "no node can go on with this run" in json.loads(done.stdout)["failure"]
+    assert belongings(home) == []
+
+
 def test_a_killed_worker_costs_one_shard(tmp_path):
     facts = outcome.act("kill_worker", tmp_path / "killed")
     assert facts["failure"] is None

@@ -94,6 +94,21 @@ def test_a_shard_is_cut_evenly_for_workers_with_less_memory():
     assert [len(book.take(0.0, 7)[1].shard.stack) for _ in range(2)] == [4, 4]
 
 
+def test_epochs_of_a_stack_that_was_cut_are_those_of_its_parts_on_average():
+    book = ledger(8, 2)
+    first, second = (book.take(0.0, most)[0] for most in (2, 6))
+    assert book.hear({first: sign(epochs=4)}, 1.0) == [(0, 1)]
+    assert book.hear({second: sign(epochs=2)}, 1.0) == [(0, 2)]
+    book.succeeded(first, 2.0, epochs=8)
+    assert (book.epochs(0), book.epochs(1)) == (3, 0)
+    book.lost(second, "killed")
+    assert book.epochs(0) == 3
+    again, _ = book.take(3.0)
+    assert book.hear({again: sign(epochs=0)}, 4.0) == [(0, 3)]
+    book.succeeded(again, 9.0, epochs=8)
+    assert book.epochs(0) == 8
+
+
 def test_only_shards_for_the_same_nodes_overtake_one_another():
     book = ledger(1, 1, silence=10.0)
     book.take(0.0, most=1)

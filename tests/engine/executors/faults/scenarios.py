@@ -278,7 +278,7 @@ def starved_store(folder, train):
 
 
 def lost_result(folder, train):
-    """A result disappears from the object store before the driver has it."""
+    """A result disappears before the driver has it: pretended, as Ray offers no way to free one."""
     drive = Drive(folder)
     with local() as ray:
         get, lost = ray.get, []

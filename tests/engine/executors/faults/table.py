@@ -34,7 +34,7 @@ FAULTS = {
     "freeze_worker": "three workers frozen",
     "join_node": "a node joins",
     "uneven_nodes": "two nodes, stacks of 3 for the one and of 8 for the other",
-    "lost_result": "a result lost before the driver had it",
+    "lost_result": "a result lost before the driver had it (pretended)",
     "lost_board": "the actor that hears signs of life killed",
     "out_of_memory": "stacks of 8 out of memory, stacks of 4 fit",
     "starved_store": "an object store of 80 MiB, 40 MB a shard",
@@ -48,7 +48,7 @@ FAULTS = {
     "fashion_two_nodes, real training": "real training of Fashion-MNIST on two nodes",
     "own_copies, real training": "real training of Fashion-MNIST, each of two nodes reads its own "
     "copy of the beton",
-    "one_copy, real training": "one of two nodes has no copy of the beton",
+    "one_copy, real training": "real training, one of two nodes has no copy of the beton",
     "kill_worker, real training": "real training, a worker killed",
     "kill_node, real training": "real training, a node killed",
     "raising_model, real training": "real training, one model of each cell raises; run again "
