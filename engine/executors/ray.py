@@ -179,6 +179,7 @@ class _Session:
         self._ray, self._train, self._offers, self._job = ray, train, offers, job
         self._ledger, self._run = ledger, uuid.uuid4().hex
         self._numbers: dict[Any, int] = {}
+        self._asked: dict[Any, str] = {}
         self._task = ray.remote(_task)
         self._shared = ray.put(sent(job))
         self._board = _board(ray)
@@ -294,6 +295,7 @@ class _Session:
         self._ledger.name_stragglers(now)
         begun = sum(a.begun is not None for a in self._ledger.attempts.values())
         free = begun < sum(alive.values())
+        self._hear_answers()
         for number in self._ledger.stranded(now, free):
             self._cancel(number)
         for number, reason in self._ledger.suspects(now, alive, free).items():
@@ -315,7 +317,19 @@ class _Session:
                 "max_retries": 0,
                 "label_selector": {ray_place.NODE: sign.node},
             }
-            self._ray.remote(put_down).options(**pinned).remote(sign.pid)
+            asked = self._ray.remote(put_down).options(**pinned).remote(sign.pid)
+            self._asked[asked] = sign.node
+
+    def _hear_answers(self) -> None:
+        """A node that put down the process it was asked to is not frozen itself."""
+        if not self._asked:
+            return
+        asked_all = list(self._asked)
+        for asked in self._ray.wait(asked_all, num_returns=len(asked_all), timeout=0)[0]:
+            node = self._asked.pop(asked)
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.get(asked, timeout=1)
+                self._ledger.trust(node)
 
     def end(self) -> None:
         """Stop what still runs; nobody waits for it."""

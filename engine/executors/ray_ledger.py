@@ -217,18 +217,14 @@ class Ledger:
         """Attempts still queued that keep off a node which is trusted again: they wait anew.
 
         Suspicion ends when a node is heard from, when no other is left, or when something has been
-        queued because of it for `silence` seconds while a worker is free.
+        queued because of it for `silence` seconds while a worker is free and nothing is trained.
         """
-        queued = {
-            number: attempt
-            for number, attempt in self.attempts.items()
-            if attempt.sign is None and not attempt.abandoned and attempt.shard.state == "running"
-        }
-        if free and any(
-            attempt.avoids & self.suspected and now - attempt.submitted > self.policy.silence
-            for attempt in queued.values()
-        ):
-            self.suspected.clear()
+        live = {number: a for number, a in self.attempts.items() if not a.abandoned}
+        queued = {number: a for number, a in live.items() if a.sign is None}
+        if free and len(queued) == len(live):
+            since = max(self._last_event, *(a.submitted for a in queued.values()), 0.0)
+            if now - since > self.policy.silence:
+                self.suspected.clear()
         found = [number for number, attempt in queued.items() if attempt.avoids - self.avoided]
         for number in reversed(found):
             attempt = self.attempts[number]
@@ -248,6 +244,10 @@ class Ledger:
     def avoided(self) -> set[str]:
         """Nodes to keep off: suspected ones, and those that cannot run the numeric plan."""
         return self.suspected | set(self.refusing)
+
+    def trust(self, node: str) -> None:
+        """A suspected node did what it was asked to."""
+        self.suspected.discard(node)
 
     def check_places(self, alive: Iterable[str]) -> None:
         """Give suspected nodes another chance when no other is left.

@@ -155,7 +155,26 @@ def test_a_suspected_node_that_is_heard_from_is_trusted_again():
     goes_anywhere(book, queued)
 
 
-def test_suspicion_ends_when_a_shard_waits_for_its_sake_beside_a_free_worker():
+def test_a_suspected_node_that_answers_is_trusted_again():
+    book, _, queued = suspicious()
+    book.trust("n1")
+    assert book.stranded(62.0, free=False) == [queued]
+    goes_anywhere(book, queued)
+
+
+def test_a_suspected_node_is_left_alone_while_others_train():
+    book = ledger(1, 1, 1, silence=10.0)
+    first, other = (book.take(0.0)[0] for _ in range(2))
+    book.hear({first: sign(node="n1", age=60.0), other: sign(node="n2")}, 60.0)
+    book.abandon(first, "silent")
+    queued, _ = book.take(60.0)
+    assert book.stranded(99.0, free=True) == []
+    book.succeeded(other, 99.0)
+    assert book.stranded(108.0, free=True) == []
+    assert book.stranded(110.0, free=True) == [queued]
+
+
+def test_suspicion_ends_when_shards_wait_for_its_sake_and_nothing_is_trained():
     book, _, queued = suspicious(silence=10.0)
     assert book.stranded(69.0, free=True) == []
     assert book.stranded(71.0, free=False) == []

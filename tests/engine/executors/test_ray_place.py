@@ -1,6 +1,7 @@
 """Places for shards, counted on made-up nodes; no Ray needed."""
 
 import dataclasses
+import time
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -181,3 +182,28 @@ def test_what_fits_is_what_the_planner_reckons_for_one_worker(wanted):
     assert fits[-1] == (CPU_STACK_SMALL if wanted == "auto" else 6)
     named = dataclasses.replace(study, resources=Resources(memory_gib=0.1))
     assert models_that_fit(dataclasses.replace(job, study=named), 0) == MOST
+
+
+def test_a_node_that_puts_down_its_frozen_worker_is_trusted_again():
+    ray, job = MagicMock(), MagicMock()
+    ray.nodes.return_value = [node("a", 1), node("b", 1)]
+    ray.get.return_value = {}
+    ray.wait.return_value = ([], [])
+    job.data.table = None
+    stack = (ModelRef(mix="clean", arm="bn", model_id=0),)
+    ledger = Ledger(policy=Policy(silence=9.0), shards=[Shard(origin=0, stack=stack)])
+    session = _Session(ray, MagicMock(), Offers(Demand(), lambda nbytes: MOST), job, ledger)
+    session.submit()
+    ledger.hear({1: Sign(epochs=0, node="a", pid=1, age=99.0)}, 0.0)
+    session._looked = time.monotonic() - 2
+    session.look()
+    session.submit()
+    assert (ledger.avoided, ledger.attempts[2].avoids) == ({"a"}, {"a"})
+    (asked,) = session._asked
+    ray.wait.return_value = ([asked], [])
+    session._looked = time.monotonic() - 2
+    session.look()
+    assert ledger.avoided == set()
+    assert ledger.attempts[2].abandoned
+    session.submit()
+    assert ledger.attempts[3].avoids == frozenset()
