@@ -129,7 +129,7 @@ def _read(name: str, path: str, cache: Path, *, offline: bool) -> tuple[str, rea
     if path.endswith(".npz") or name == "npz":
         return path, readers.npz(Path(path).expanduser())
     if name == "folder":
-        return path, readers.class_folders(Path(path).expanduser())
+        return path, readers.class_folders(Path(path).expanduser(), cache)
     if name not in TORCHVISION_SETS:
         raise ValueError(unknown("data.name", name, (*CLASSES, "npz", "folder")))
     root = Path(path).expanduser() if path else readers.downloaded(name, cache, offline=offline)

@@ -7,18 +7,24 @@ unpickled but CIFAR's archives, whose files torchvision checks by MD5 before it 
 import contextlib
 import fcntl
 import gzip
+import mmap
+import os
 import shutil
 import struct
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.cost import available_memory
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 Splits = dict[str, npt.NDArray[np.generic]]
 """train_images, train_labels, test_images, test_labels."""
@@ -120,11 +126,11 @@ def _mapped(path: Path, name: str) -> npt.NDArray[np.generic] | None:
         return np.memmap(path, dtype, "r", stream.tell(), shape)
 
 
-def class_folders(path: Path) -> Splits:
+def class_folders(path: Path, scratch: Path) -> Splits:
     """Images in path/train/CLASS and path/test/CLASS; classes are numbered by sorted name.
 
     All images have one size. They are grey if every one of them is, else RGB (transparency is
-    dropped).
+    dropped). Many of them are kept on disk, in a nameless file in the folder `scratch`.
     """
     names = {}
     for split in ("train", "test"):
@@ -137,47 +143,75 @@ def class_folders(path: Path) -> Splits:
         raise ValueError(f"{path}: class '{odd[0]}' is in only one of train and test")
     if not names["train"]:
         raise ValueError(f"{path / 'train'} has no class folders")
-    pictures: dict[str, list[npt.NDArray[np.uint8]]] = {"train": [], "test": []}
+    files: dict[str, list[Path]] = {"train": [], "test": []}
     labels: dict[str, list[int]] = {"train": [], "test": []}
-    for split in pictures:
+    for split in files:
         for label, name in enumerate(names[split]):
-            inside = _class_pictures(path / split / name)
-            pictures[split] += inside
+            inside = _class_files(path / split / name)
+            files[split] += inside
             labels[split] += [label] * len(inside)
-    everything = pictures["train"] + pictures["test"]
-    sizes = sorted({picture.shape[:2] for picture in everything})
+    shapes = {_shape(file) for file in files["train"] + files["test"]}
+    sizes = sorted({shape[:2] for shape in shapes})
     if len(sizes) != 1:
         found_sizes = ", ".join(f"{h} x {w}" for h, w in sizes[:3])
         raise ValueError(f"{path}: images must all have one size, found {found_sizes}")
-    channels = max(picture.shape[2] for picture in everything)
+    image = max(shapes)
     raw: Splits = {}
-    for split, images in pictures.items():
-        wide = [np.broadcast_to(image, (*sizes[0], channels)) for image in images]
-        raw[f"{split}_images"] = np.array(wide, np.uint8).reshape(-1, *sizes[0], channels)
+    for split in files:
+        images = _space((len(files[split]), *image), scratch)
+        for row, file in enumerate(files[split]):
+            images[row] = _picture(file)
+        raw[f"{split}_images"] = images
         raw[f"{split}_labels"] = np.array(labels[split], np.int64)
     return raw
 
 
-def _class_pictures(folder: Path) -> list[npt.NDArray[np.uint8]]:
+def _class_files(folder: Path) -> list[Path]:
     """The images of a class, in the order of their file names; other files are passed over."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
-    pictures = [_picture(file) for file in files if not file.name.startswith(".")]
-    if not pictures:
+    seen = [file for file in files if not file.name.startswith(".")]
+    if not seen:
         raise ValueError(f"{folder} holds no image (looked for {', '.join(SUFFIXES)})")
-    return pictures
+    return seen
+
+
+def _space(shape: tuple[int, ...], scratch: Path) -> npt.NDArray[np.uint8]:
+    """Room for images: in memory, or for many of them in a file without a name."""
+    size = int(np.prod(shape))
+    if not large(size):
+        return np.empty(shape, np.uint8)
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=scratch) as stream:
+        os.posix_fallocate(stream.fileno(), 0, size)  # a full disk is told now, in words
+        return np.frombuffer(mmap.mmap(stream.fileno(), size), np.uint8).reshape(shape)
+
+
+def _shape(file: Path) -> tuple[int, int, int]:
+    """Height, width and channels of an image file, from its head."""
+    with _opened(file) as image:
+        return image.height, image.width, 1 if image.mode in GREY_MODES else 3
 
 
 def _picture(file: Path) -> npt.NDArray[np.uint8]:
     """One image file as H x W x 1 or H x W x 3."""
+    with _opened(file) as image:
+        if image.mode in GREY_MODES:
+            return np.asarray(image.convert("L"))[..., None]
+        return np.asarray(image.convert("RGB"))
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator["PIL.Image.Image"]:
+    """An image file of a mode we take, or one sentence that says why not."""
     from PIL import Image
 
+    mode = ""
     try:
         with Image.open(file) as image:
-            if image.mode in GREY_MODES:
-                return np.asarray(image.convert("L"))[..., None]
-            if image.mode in COLOUR_MODES:
-                return np.asarray(image.convert("RGB"))
             mode = image.mode
+            if mode in GREY_MODES + COLOUR_MODES:
+                yield image
+                return
     except (OSError, SyntaxError) as error:
         raise ValueError(f"{file} cannot be read as an image: {error}") from error
     raise ValueError(f"{file} has mode {mode}: expected 8-bit grey or colour")

@@ -1,11 +1,14 @@
+import errno
 import functools
 import hashlib
 import http.server
+import mmap
 import os
 import pickle
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -168,8 +171,10 @@ def by_class(arrays, part):
     return arrays[f"{part}_images"][np.argsort(arrays[f"{part}_labels"], kind="stable")]
 
 
+@pytest.mark.parametrize("free", [0, 10**9])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_class_folders_hold_the_same_images(tmp_path, channels):
+def test_class_folders_hold_the_same_images(tmp_path, channels, monkeypatch, free):
+    monkeypatch.setattr(readers, "available_memory", lambda: free)
     arrays = sets.small()
     arrays |= {key: arrays[key][..., :channels] for key in ("train_images", "test_images")}
     class_folders(tmp_path, arrays)
@@ -190,6 +195,23 @@ def test_one_coloured_image_makes_the_set_rgb(tmp_path):
     expected = np.repeat(by_class(arrays | grey, "train"), 3, axis=3)
     assert sets.same(dataset.train.images_NHWC, expected)
     assert sets.same(dataset.test.images_NHWC[0], arrays["test_images"][0])
+
+
+def test_many_pictures_lie_in_a_file_without_a_name(tmp_path, monkeypatch):
+    class_folders(tmp_path / "set", sets.small())
+    for free, kept in ((0, True), (10**9, False)):
+        monkeypatch.setattr(readers, "available_memory", lambda free=free: free)
+        raw = readers.class_folders(tmp_path / "set", tmp_path / "cache")
+        base = raw["train_images"]
+        while isinstance(base, np.ndarray):
+            base = base.base
+        assert isinstance(getattr(base, "obj", None), mmap.mmap) == kept
+        assert list((tmp_path / "cache").iterdir()) == []
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(readers, "available_memory", lambda: 0)
+    monkeypatch.setattr(readers.os, "posix_fallocate", mock.Mock(side_effect=full))
+    with pytest.raises(OSError, match="No space left"):
+        readers.class_folders(tmp_path / "set", tmp_path / "cache")
 
 
 def test_unfit_folders_are_named(tmp_path):
@@ -214,9 +236,11 @@ def test_unfit_folders_are_named(tmp_path):
     Image.new("I;16", (5, 3)).save(file)
     with pytest.raises(ValueError, match=r"0\.png has mode I;16: expected 8-bit grey or colour"):
         read("folder", tmp_path)
-    file.write_bytes(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(ValueError, match=r"0\.png cannot be read as an image"):
-        read("folder", tmp_path)
+    Image.new("RGB", (5, 3)).save(file)
+    for content in (b"\x89PNG\r\n\x1a\n", file.read_bytes()[:-25]):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"0\.png cannot be read as an image"):
+            read("folder", tmp_path)
 
 
 class Downloads:
