@@ -42,8 +42,10 @@ class PlainLinear(layers.Linear):
 class PlainBatchNorm(layers.BatchNorm):
     """BatchNorm by torch; the penalty by autograd through the batch's variance."""
 
-    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
-        """F.batch_norm, + residual, F.relu."""
+    def forward(
+        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+    ) -> Tensor:
+        """F.batch_norm, + residual, F.relu, F.max_pool2d."""
         self.penalty = self._penalty(x) if self.training and self.penalty_form else None
         y = F.batch_norm(
             x,
@@ -55,7 +57,7 @@ class PlainBatchNorm(layers.BatchNorm):
             self.momentum,
             self.eps,
         )
-        return _finish(y, relu, residual)
+        return _finish(y, relu, residual, pool)
 
     def _penalty(self, x: Tensor) -> Tensor:
         assert self.penalty_form is not None
@@ -72,30 +74,26 @@ class PlainBatchNorm(layers.BatchNorm):
 class PlainGroupNorm(layers.GroupNorm):
     """GroupNorm by torch."""
 
-    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
-        """F.group_norm, + residual, F.relu."""
+    def forward(
+        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+    ) -> Tensor:
+        """F.group_norm, + residual, F.relu, F.max_pool2d."""
         y = F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
-        return _finish(y, relu, residual)
+        return _finish(y, relu, residual, pool)
 
 
 class PlainAffine(layers.Affine):
     """Affine by broadcasting."""
 
-    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
-        """x * scale + shift, + residual, F.relu."""
+    def forward(
+        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+    ) -> Tensor:
+        """x * scale + shift, + residual, F.relu, F.max_pool2d."""
         if self.weight is not None:
             x = x * self.weight.reshape(-1, 1, 1)
         if self.bias is not None:
             x = x + self.bias.reshape(-1, 1, 1)
-        return _finish(x, relu, residual)
-
-
-class PlainMaxPool(layers.MaxPool):
-    """MaxPool by torch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """F.max_pool2d."""
-        return F.max_pool2d(x, self.size)
+        return _finish(x, relu, residual, pool)
 
 
 class PlainAvgPool(layers.AvgPool):
@@ -122,10 +120,12 @@ class PlainConcat(layers.Concat):
         return torch.cat([first, second], 1)
 
 
-def _finish(y: Tensor, relu: bool, residual: Tensor | None) -> Tensor:
+def _finish(y: Tensor, relu: bool, residual: Tensor | None, pool: int) -> Tensor:
     if residual is not None:
         y = y + residual
-    return F.relu(y) if relu else y
+    if relu:
+        y = F.relu(y)
+    return F.max_pool2d(y, pool) if pool else y
 
 
 TWINS: dict[type[nn.Module], type[nn.Module]] = {
@@ -134,7 +134,6 @@ TWINS: dict[type[nn.Module], type[nn.Module]] = {
     layers.BatchNorm: PlainBatchNorm,
     layers.GroupNorm: PlainGroupNorm,
     layers.Affine: PlainAffine,
-    layers.MaxPool: PlainMaxPool,
     layers.AvgPool: PlainAvgPool,
     layers.GlobalAvgPool: PlainGlobalAvgPool,
     layers.Concat: PlainConcat,

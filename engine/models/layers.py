@@ -110,10 +110,12 @@ def _draw(
 
 
 class Norm(Layer):
-    """What stands between a convolution and its ReLU: act(norm(x) + residual)."""
+    """What follows a convolution: the maxima of pool x pool windows of act(norm(x) + residual)."""
 
-    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
-        """(N, C, H, W) -> the same shape."""
+    def forward(
+        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+    ) -> Tensor:
+        """(N, C, H, W) -> the same shape; with `pool` H and W divided by it, rounded down."""
         raise NotImplementedError
 
 
@@ -153,7 +155,9 @@ class BatchNorm(Norm):
         _constant(self.weight, self.gamma)
         _constant(self.bias, 0.0)
 
-    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+    ) -> Tensor:
         """Normalise by the batch's moments in training, by the running ones in eval mode."""
         out = kernels.batch_norm(
             x,
@@ -167,6 +171,7 @@ class BatchNorm(Norm):
             relu=relu,
             residual=residual,
             penalty=self.penalty_form if self.training else None,
+            pool=pool,
         )
         if self.training:
             count = x.numel() // x.shape[1]
@@ -193,10 +198,19 @@ class GroupNorm(Norm):
         _constant(self.weight, self.gamma)
         _constant(self.bias, 0.0)
 
-    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+    ) -> Tensor:
         """Normalise each sample by its own groups' moments."""
         return kernels.group_norm(
-            x, self.groups, self.weight, self.bias, eps=self.eps, relu=relu, residual=residual
+            x,
+            self.groups,
+            self.weight,
+            self.bias,
+            eps=self.eps,
+            relu=relu,
+            residual=residual,
+            pool=pool,
         )
 
 
@@ -222,11 +236,15 @@ class Affine(Norm):
         _constant(self.weight, self.gamma)
         _constant(self.bias, 0.0)
 
-    def forward(self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+    ) -> Tensor:
         """act(scale * x + shift + residual); torch's own ReLU where that is all there is."""
         if self.weight is None and self.bias is None and residual is None:
-            return torch.relu(x) if relu else x
-        return kernels.affine(x, self.weight, self.bias, relu=relu, residual=residual)
+            y = torch.relu(x) if relu else x
+        else:
+            y = kernels.affine(x, self.weight, self.bias, relu=relu, residual=residual)
+        return kernels.max_pool(y, pool) if pool else y
 
 
 def _constant(parameter: Tensor | None, value: float) -> None:
@@ -243,20 +261,12 @@ class ReLU(nn.Module):
         return torch.relu(x)
 
 
-class MaxPool(nn.Module):
-    """Maxima of size x size windows, without overlap."""
+class AvgPool(nn.Module):
+    """Means of size x size windows, without overlap."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, C, H / size, W / size), rounded down."""
-        return kernels.max_pool(x, self.size)
-
-
-class AvgPool(MaxPool):
-    """Means of size x size windows, without overlap."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, C, H / size, W / size), rounded down."""
@@ -310,13 +320,12 @@ class ConvNormAct(nn.Module):
 
     def __init__(self, conv: Conv, norm: Norm, *, relu: bool = True, pool: int = 0) -> None:
         super().__init__()
-        self.conv, self.norm, self.relu = conv, norm, relu
-        self.pool = MaxPool(pool) if pool else None
+        self.conv, self.norm, self.relu, self.pool = conv, norm, relu, pool
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """pool(act(norm(conv(x)) + residual))."""
-        y: Tensor = self.norm(self.conv(x), relu=self.relu, residual=residual)
-        return y if self.pool is None else self.pool(y)
+        y: Tensor = self.norm(self.conv(x), relu=self.relu, residual=residual, pool=self.pool)
+        return y
 
 
 def take_penalty(net: nn.Module) -> Tensor | None:
