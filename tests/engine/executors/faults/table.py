@@ -39,7 +39,7 @@ FAULTS = {
     "out_of_memory": "stacks of 8 out of memory, stacks of 4 fit",
     "starved_store": "an object store of 80 MiB, 40 MB a shard",
     "raising_model": "one model of each cell raises; run again without the cause",
-    "diverging_model": "one model diverges",
+    "diverging_model": "one model of each cell diverges (bytes: of all others)",
     "full_disk": "the driver's file system full; room made, run again",
     "corrupted_shard": "a stored shard corrupted; run again",
     "kill_driver": "the driver killed twice; run again",
@@ -53,7 +53,8 @@ FAULTS = {
     "kill_node, real training": "real training, a node killed",
     "raising_model, real training": "real training, one model of each cell raises; run again "
     "without the cause",
-    "diverging_model, real training": "real training, one model of each cell diverges",
+    "diverging_model, real training": "real training, one model of each cell diverges (bytes: of "
+    "all others)",
 }
 """Fault -> words for the page; what has no row there is untried."""
 
