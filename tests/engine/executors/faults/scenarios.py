@@ -108,7 +108,9 @@ def spread(folder, train, copies):
 
         ray.put = weighed
         facts = drive.train(ray, train)
-    images = drive.job.data.images_RHWC.nbytes
+    data = drive.job.data
+    pool = next(iter(data.tables.values())).label_N
+    images = (len(pool) + len(data.population_labels_Z)) * data.images_RHWC[0].nbytes
     tables = [len(list((folder / name).rglob("*.images"))) for name in copies]
     workers = len(drive.figures["speeds"])
     return {**facts, "put": sum(sizes), "images": images, "tables": tables, "workers": workers}
