@@ -171,7 +171,7 @@ def private_bytes() -> int:
     return (int(fields[1]) - int(fields[2])) * resource.getpagesize()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the two and append its rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("overhead", "scale"))
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--megabytes", type=float, default=2.0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows = overhead(options) if options.what == "overhead" else scale(options)
     common = {
         "date": datetime.now(UTC).date().isoformat(),

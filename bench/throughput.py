@@ -10,6 +10,8 @@ Arms, each on the same images, orders and initial weights, one process a core wi
 
 Repeats are interleaved, medians reported; a repeat whose CPU and wall time disagree by more than a
 tenth is marked. A ratio is printed and stored only if the arms' losses agree in the same run.
+
+With `--executor ray` it measures instead what Ray costs: `bench/ray_executor.py overhead`.
 """
 
 import argparse
@@ -187,6 +189,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     from engine.models.catalog import NETS
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--executor", choices=("local", "ray"), default="local")
     parser.add_argument("--net", choices=NETS, default="lenet")
     parser.add_argument("--norm", default="batch")
     parser.add_argument("--models", type=int, default=32)
@@ -210,6 +213,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one cell, print it and append it to the results."""
     options = _parse(arguments)
+    if options.executor == "ray":
+        from bench import ray_executor
+
+        ray_executor.main(["overhead"])
+        return
     rows = measure(options)
     for row in rows:
         mark = f", {row.marked_repeats} of {row.repeats} repeats marked" * bool(row.marked_repeats)
