@@ -15,8 +15,9 @@ sys.path[:0] = [str(HERE / "checks"), str(HERE), str(HERE.parents[2])]
 import check_batch_norm  # noqa: E402
 import check_cross_entropy  # noqa: E402
 import check_group_norm  # noqa: E402
+import check_group_norm_pool  # noqa: E402
 import check_sgd  # noqa: E402
-from triton_case import Tracer, kernels  # noqa: E402
+from triton_case import Tracer, kernels, noise  # noqa: E402
 
 
 def report(op, shape, dtype, floor, call):
@@ -24,6 +25,21 @@ def report(op, shape, dtype, floor, call):
         call()
     row = {"op": op, "shape": shape, "dtype": str(dtype).removeprefix("torch."), "floor": floor}
     print(json.dumps(row | {"moved": trace.moved(), "ratio": trace.moved() / floor}), flush=True)
+
+
+def pooled(channels, dtype):
+    """Norm, ReLU and max-pool in one op: 5¾ activations."""
+    name = f"4x16x16x{channels}"
+    inputs, weights, options = check_batch_norm.case(
+        1, 4, channels, 16, 16, dtype=dtype, relu=True, pool=2
+    )
+    floor = 23 * inputs[0].numel() * inputs[0].element_size() // 4
+    report("batch_norm with pooling", name, dtype, floor,
+           lambda: check_batch_norm.apply(inputs, weights, options))  # fmt: skip
+    grouped, _, rest = check_group_norm.case(1, 4, channels, 16, 16, 8, dtype=dtype, relu=True)
+    slope = [noise(1, 4, channels, 8, 8, seed=7, dtype=dtype)]
+    report("group_norm with pooling", name, dtype, floor,
+           lambda: check_group_norm_pool.apply(grouped[:3], slope, rest))  # fmt: skip
 
 
 def main():
@@ -43,6 +59,7 @@ def main():
                 floor = (8 + 3 * residual) * inputs[0].numel() * inputs[0].element_size()
                 report("group_norm forward and backward", name, dtype, floor,
                        lambda a=(inputs, weights, options): check_group_norm.apply(*a))  # fmt: skip
+            pooled(channels, dtype)
         logits, labels, _ = check_cross_entropy.case(2, 32, 100, dtype)
         floor = 2 * logits.numel() * logits.element_size() + labels.numel() * 16
         one_pass = torch.func.vmap(kernels.cross_entropy_phi)
