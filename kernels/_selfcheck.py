@@ -95,7 +95,7 @@ def _to(value: Any, device: str) -> Any:
 
 def reason(name: str, fill: Fill, device: str, dtype: torch.dtype) -> str:
     """The cached verdict of `examine` on this machine's GPU; "" admits the implementation."""
-    path = _cache() / f"{_key(name, fill, dtype)}.json"
+    path = _cache() / f"{_key(name, dtype)}.json"
     try:
         return str(json.loads(path.read_text())["reason"])
     except (OSError, ValueError, KeyError):
@@ -109,16 +109,15 @@ def _cache() -> Path:
     return Path(base) / "shadow-engine" / "selfcheck"
 
 
-def _key(name: str, fill: Fill, dtype: torch.dtype) -> str:
-    """Everything a verdict depends on: op, type, GPU, versions, and the source of the op."""
-    source = Path(importlib.import_module(fill.__module__).__file__ or "").parent
+def _key(name: str, dtype: torch.dtype) -> str:
+    """Everything a verdict depends on: op, type, GPU, versions, and the source of all kernels."""
     text = [name, str(dtype), torch.__version__, f"tf32={_tf32(name)}"]
     if torch.cuda.is_available():
         text += [torch.cuda.get_device_name(), str(torch.cuda.get_device_capability())]
     if (triton := _version("triton")) is not None:
         text.append(triton)
     digest = hashlib.sha256("|".join(text).encode())
-    for path in sorted(source.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return f"{name}-{digest.hexdigest()[:16]}"
 

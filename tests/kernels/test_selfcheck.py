@@ -1,6 +1,7 @@
 """The start-up self-check of GPU implementations: verdicts, their cache, and cuDNN's code paths."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,14 +43,17 @@ def test_library_products_have_room_for_tf32_and_nothing_else_has():
 
 def test_verdicts_are_kept_by_source_and_type(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    module = "kernels.cross_entropy.reference"
-    for fill in (right, wrong):
-        monkeypatch.setattr(fill, "__module__", module)
     assert _selfcheck.reason("cross_entropy", right, "cpu", torch.float32) == ""
     (path,) = tmp_path.rglob("*.json")
     assert json.loads(path.read_text())["reason"] == ""
     assert _selfcheck.reason("cross_entropy", wrong, "cpu", torch.float32) == ""
     assert "is off by" in _selfcheck.reason("cross_entropy", wrong, "cpu", torch.bfloat16)
+
+
+def test_a_verdict_is_void_once_any_source_of_the_kernels_changed(monkeypatch):
+    before, read = _selfcheck._key("group_norm", torch.float32), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda p: read(p) + b"#" * (p.name == "_launch.py"))
+    assert _selfcheck._key("group_norm", torch.float32) != before
 
 
 def test_a_gpu_implementation_serves_only_if_it_is_admitted(monkeypatch, caplog):
