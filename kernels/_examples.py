@@ -197,7 +197,7 @@ def augment(dtype: torch.dtype) -> list[Args]:
     images = (noise(11, 32, 32, 3, seed=1)[:1].abs() * 90).clamp(0, 255).to(torch.uint8)
     index = torch.arange(MODELS * 6).reshape(MODELS, 6) % 11
     table = normalised_bytes([0.5] * 3, [0.25] * 3, dtype)[None].expand(MODELS, 3, 256)
-    key = torch.tensor([5, 2**61 + 3])
+    key = 5 + torch.arange(MODELS) * (2**61 - 2)
     return [
         [images.expand(MODELS, *images.shape[1:]), index, index * 99991, key, table, 4, True, 8]
     ]
@@ -238,7 +238,7 @@ def conv2d_backward(dtype: torch.dtype) -> list[Args]:
 def sgd(dtype: torch.dtype) -> list[Args]:
     """One parameter with and without Nesterov and decay."""
     stacks = [noise(33, 7, seed=s, dtype=dtype) for s in (1, 2, 3)]
-    lr, decay = torch.tensor([0.1, 0.4]), torch.tensor([0.01, 0.0])
+    lr, decay = torch.linspace(0.1, 0.4, MODELS), torch.linspace(0.01, 0.0, MODELS)
     return [
         [*(t.clone() for t in stacks), lr, d, 0.9, n] for d, n in ((decay, False), (None, True))
     ]

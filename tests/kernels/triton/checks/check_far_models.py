@@ -1,6 +1,6 @@
 """Index arithmetic of every kernel at full size: a model that lies beyond 2³¹ numbers.
 
-Each op runs on its examples twice: as they are, and with the second model of every tensor, inputs
+Each op runs on its examples twice: as they are, and with the third model of every tensor, inputs
 and outputs, some 2³¹ numbers behind the first, in memory that nothing else touches. A 32-bit offset
 would leave the tensor, which the tracer sees, or read something else.
 """
@@ -15,8 +15,10 @@ from triton_case import Tracer, kernels, noise, untouched_memory
 
 from kernels import _examples
 
-FAR = 2**31 - 64
-"""A pitch that still is a 32-bit argument; the second model's 65th number is beyond 2³¹."""
+FAR = 2**30 + 64
+"""A pitch that is a 32-bit argument itself; twice it is beyond 2³¹."""
+
+_examples.MODELS = 3
 
 LAUNCHERS = [
     importlib.import_module(f"kernels.{folder}.triton")
