@@ -31,10 +31,15 @@ def correctness(bench: Bench, dtypes: tuple[torch.dtype, ...]) -> list[str]:
             reason = _selfcheck.examine(name, fill, bench.device, dtype)
             reason = reason or alone(name, fill, examples(dtype), bench.device)
             reason = reason or graphed(bench, name, fill, examples(dtype))
-            right = "right, and the same alone and from a CUDA graph"
+            right = f"right, and the same alone and {again(bench)}"
             print(f"  {label}: {reason or right} ({fill.__module__})")
             wrong += [f"{label}: {reason}"] if reason else []
     return wrong + whole_net(bench)
+
+
+def again(bench: Bench) -> str:
+    """What `bench.captured` makes of a call."""
+    return "from a CUDA graph" if bench.device == "cuda" else "once more (no graphs on a CPU)"
 
 
 def serving(folder: str, name: str, device: str, dtype: torch.dtype) -> Any:
@@ -137,5 +142,5 @@ def whole_net(bench: Bench) -> list[str]:
     _finish(bench)
     if not all(torch.equal(a, b) for a, b in zip(want, kept, strict=True)):
         wrong.append("a whole net: from a CUDA graph, its gradients differ")
-    print(f"  a whole net: {'; '.join(wrong) or 'right compiled, and from a CUDA graph'}")
+    print(f"  a whole net: {'; '.join(wrong) or f'the same compiled and {again(bench)}'}")
     return wrong
