@@ -2,11 +2,13 @@
 
 A claim is held where the interval of every measure lies wholly on the claimed side, not held where
 one lies wholly on the other, and otherwise not decidable here, with the number of models that
-would decide if the estimates stay what they are.
+would decide if the estimates stay what they are. Where a measure is the same in all groups of
+models, an interval of no width says nothing: a sign test over the groups decides. No claim is
+decided by arms with models that never left chance.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scipy import stats
@@ -59,15 +61,27 @@ def decide(measures: Sequence[Measure], models: int, level: float) -> Ruling:
         )
     open_ones = [m for m, s in zip(measures, sides, strict=True) if s == 0]
     needs = [models_needed(m, models, level) for m in open_ones]
-    why = "the interval contains the claim's threshold: " + "; ".join(m.what for m in open_ones)
+    why = "; ".join(_why_open(measure) for measure in open_ones)
     known = [n for n in needs if n is not None]
     needed = max(known) if len(known) == len(needs) else None
     return Ruling(verdict="not decidable here", why=why, p_value=p_value, models_needed=needed)
 
 
+def _why_open(measure: Measure) -> str:
+    if measure.estimate.standard_error == 0:
+        groups = measure.estimate.degrees + 1
+        return f"{measure.what}: the same in all {groups} groups of models, too few to tell"
+    return f"the interval contains the claim's threshold: {measure.what}"
+
+
 def side(measure: Measure) -> int:
-    """1: the interval lies on the claimed side of the threshold; -1: on the other; 0: on both."""
+    """1: the interval lies on the claimed side of the threshold; -1: on the other; 0: on both.
+
+    0 too where the interval has no width and a sign test does not reject.
+    """
     interval = measure.estimate.interval
+    if measure.estimate.standard_error == 0 and _p_value(measure) > 1 - interval.level:
+        return 0
     above, below = interval.low > measure.threshold, interval.high < measure.threshold
     if not measure.upward:
         above, below = below, above
@@ -93,6 +107,8 @@ def models_needed(measure: Measure, models: int, level: float) -> int | None:
     per_group = models / groups
 
     def open_at(count: int) -> bool:
+        if estimate.standard_error == 0:
+            return distance == 0 or _sign_test(count) > 1 - level
         half = float(stats.t.ppf((1 + level) / 2, count - 1)) * estimate.standard_error
         return half * math.sqrt(groups / count) >= distance
 
@@ -108,12 +124,17 @@ def models_needed(measure: Measure, models: int, level: float) -> int | None:
     return needed if models == groups else needed + needed % 2
 
 
+def _sign_test(groups: int) -> float:
+    """Two-sided p-value of so many groups that all lie on one side."""
+    return float(2.0 ** (1 - groups))
+
+
 def _p_value(measure: Measure) -> float:
-    """Two-sided t test of the threshold."""
+    """Two-sided t test of the threshold; a sign test where nothing varies between groups."""
     estimate = measure.estimate
     away = abs(estimate.value - measure.threshold)
     if estimate.standard_error == 0:
-        return 0.0 if away else 1.0
+        return _sign_test(estimate.degrees + 1) if away else 1.0
     return float(2 * stats.t.sf(away / estimate.standard_error, estimate.degrees))
 
 
@@ -150,7 +171,24 @@ def judge(
         if _plain_batch(study.arms[cell.arm]):
             rows.append(_layers_row(study, by_name[cell.mix], cell))
     rows.sort(key=lambda row: (row.claim, [mix.name for mix in mixes].index(row.mix)))
-    return holm(rows, study.attacks.level)
+    return holm(_unspoilt(rows, cells), study.attacks.level)
+
+
+def _unspoilt(rows: Sequence[ClaimRow], cells: Sequence[CellFindings]) -> list[ClaimRow]:
+    """The rows, with those of arms that hold models at chance left open."""
+    stuck = {(cell.mix, cell.arm): cell for cell in cells if cell.untrained}
+    return [_left_open(row, stuck) for row in rows]
+
+
+def _left_open(row: ClaimRow, stuck: Mapping[tuple[str, str], CellFindings]) -> ClaimRow:
+    found = [stuck[row.mix, arm] for arm in row.arms if (row.mix, arm) in stuck]
+    if not found:
+        return row
+    why = "; ".join(
+        f"{len(cell.untrained)} of {cell.models} models of {cell.arm} never left chance"
+        for cell in found
+    )
+    return replace(row, verdict="not decidable here", why=why, p_value=math.nan, models_needed=None)
 
 
 def _plain_batch(arm: Arm) -> bool:
@@ -198,10 +236,10 @@ def _contrast_rows(study: Study, mix: MixFacts, contrast: Contrast) -> list[Clai
     else:
         relative = measured("relative_auc/online/all", "AUC, relative", unit="share")
         rows["C4"] = ([auc], [relative])
-    subject = f"{contrast.left} − {contrast.right}"
+    arms = (contrast.left, contrast.right)
     net = study.arms[contrast.left].net
     return [
-        _row(study, claim, mix, net, subject, measures, beside, contrast.models)
+        _row(study, claim, mix, net, arms, measures, beside, contrast.models)
         for claim, (measures, beside) in rows.items()
     ]
 
@@ -210,7 +248,7 @@ def _layers_row(study: Study, mix: MixFacts, cell: CellFindings) -> ClaimRow:
     what = "share of layers, last epoch, running σ"
     measure = Measure(what=what, estimate=cell.rates["gamma_share"], threshold=0.5, unit="share")
     net, models = study.arms[cell.arm].net, cell.models - len(cell.diverged)
-    return _row(study, "C5", mix, net, cell.arm, [measure], [], models)
+    return _row(study, "C5", mix, net, (cell.arm,), [measure], [], models)
 
 
 def _row(
@@ -218,7 +256,7 @@ def _row(
     claim: str,
     mix: MixFacts,
     net: str,
-    subject: str,
+    arms: tuple[str, ...],
     measures: Sequence[Measure],
     beside: Sequence[Measure],
     models: int,
@@ -239,7 +277,7 @@ def _row(
         kind=mix.kind,
         share=mix.share,
         net=net,
-        subject=subject,
+        arms=arms,
         measures=tuple(measures),
         beside=tuple(beside),
         verdict=ruling.verdict,

@@ -209,8 +209,8 @@ class ClaimRow:
     kind: str
     share: float
     net: str
-    subject: str
-    """The arms compared ("bn - nobn"), or the arm measured."""
+    arms: tuple[str, ...]
+    """The two arms compared, or the one measured."""
     measures: tuple[Measure, ...]
     beside: tuple[Measure, ...]
     """Shown with the row but deciding nothing."""
@@ -219,6 +219,11 @@ class ClaimRow:
     p_value: float
     after_holm: bool = False
     models_needed: int | None = None
+
+    @property
+    def subject(self) -> str:
+        """The arm measured, or the difference taken, as "bn − nobn"."""
+        return " − ".join(self.arms)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,7 @@ def _claim(row: ClaimRow) -> Row:
         for field in dataclasses.fields(row)
         if field.name not in ("measures", "beside", "p_value")
     }
+    plain["subject"] = row.subject
     plain["p_value"] = _known(row.p_value)
     plain["measures"] = [_measure(m) for m in row.measures]
     plain["beside"] = [_measure(m) for m in row.beside]

@@ -127,7 +127,7 @@ def footer(findings: Findings) -> list[str]:
     ]
     lines += [
         f"{len(cell.untrained)} of {cell.models} models of {cell.mix}/{cell.arm} never left chance "
-        f"and spoil the comparison: lower arms.{cell.arm}.lr"
+        f"and spoil the comparison: lower arms.{cell.arm}.lr or train longer"
         for cell in findings.cells
         if cell.untrained
     ]

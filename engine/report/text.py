@@ -73,7 +73,8 @@ def _care_models(findings: Findings) -> list[str]:
             items.append(
                 f"{len(cell.untrained)} of {counted(cell.models, 'model')} of arm {cell.arm} on "
                 f"mix {cell.mix} never left chance, even on the samples they trained on: they are "
-                f"part of all numbers and spoil the comparison; lower arms.{cell.arm}.lr."
+                "part of all numbers and spoil the comparison, so no claim is decided by them; "
+                f"lower arms.{cell.arm}.lr or train longer."
             )
     refused = {cell.refused for cell in findings.cells if cell.refused}
     items += [f"The attack was refused: {reason}." for reason in sorted(refused)]

@@ -47,6 +47,18 @@ def test_the_number_of_models_that_would_decide():
     assert decide([measure(1, 1)], 32, 0.95).models_needed == 128
 
 
+@pytest.mark.parametrize(
+    ("groups", "verdict"),
+    [(3, "not decidable here"), (5, "not decidable here"), (6, "held"), (16, "held")],
+)
+def test_an_interval_of_no_width_is_no_evidence_but_many_equal_groups_are(groups, verdict):
+    ruling = decide([measure(1.0, 0.0, threshold=0.5, degrees=groups - 1)], 2 * groups, 0.95)
+    assert ruling.verdict == verdict
+    assert ruling.p_value == 2.0 ** (1 - groups)
+    assert ruling.models_needed == (None if verdict == "held" else 12)
+    assert ("too few to tell" in ruling.why) == (verdict != "held")
+
+
 def row(p_value, verdict="held"):
     return ClaimRow(
         claim="C3",
@@ -55,7 +67,7 @@ def row(p_value, verdict="held"):
         kind="",
         share=0.05,
         net="",
-        subject="",
+        arms=("bn", "nobn"),
         measures=(),
         beside=(),
         verdict=verdict,

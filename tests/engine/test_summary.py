@@ -54,6 +54,12 @@ def test_models_that_never_left_chance_are_named(tmp_path):
     assert findings.cell("flip5", "nobn").untrained == (1, 6)
     assert findings.cell("flip5", "bn").untrained == ()
     assert "2 of 8 models of flip5/nobn never left chance" in printed(findings, False)
+    compared = [row for row in findings.claims if "nobn" in row.arms]
+    assert compared
+    for row in compared:
+        assert row.verdict == "not decidable here"
+        assert row.why == "2 of 8 models of nobn never left chance"
+    assert any(row.arms == ("bn",) and "chance" not in row.why for row in findings.claims)
 
 
 def test_what_is_missing_is_said(tmp_path):
