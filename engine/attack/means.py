@@ -40,14 +40,17 @@ class Rate:
 class Mean:
     """The mean over targets of one attack on one matrix and group.
 
+    targets: those that have an AUC, having members and non-members in the group; asked: all.
     samples: the group's (the mean number where each target has its own). non_members: the fewest
-    of a target. excluded: (target, sample) entries without a score. roc: of groups by kind.
+    of a target that counts. excluded: (target, sample) entries without a score. roc: of groups by
+    kind.
     """
 
     source: str
     attack: str
     group: str
     targets: int
+    asked: int
     samples: int
     non_members: int
     excluded: int
@@ -55,6 +58,11 @@ class Mean:
     interval: Interval
     rates: tuple[Rate, ...]
     roc: Roc | None
+
+    @property
+    def over(self) -> str:
+        """Over how many targets the mean is, as "36" or "2 of 36"."""
+        return f"{self.targets}" + f" of {self.asked}" * (self.targets < self.asked)
 
 
 def means(
@@ -80,11 +88,8 @@ def means(
         reason = "deciles are found anew for each target"
         apart = _refusing(measure(attacked, own, settings.fpr), reason)
         rows += [_mean(source, name, settings, apart, group, False) for group in own]
-    targets = attacked.targets_T.tolist()
     sizes = _sizes(groups)
-    return [
-        dataclasses.replace(row, targets=len(targets), samples=sizes[row.group]) for row in rows
-    ]
+    return [dataclasses.replace(row, samples=sizes[row.group]) for row in rows]
 
 
 def _evaluated(
@@ -123,15 +128,18 @@ def _sizes(groups: Groups) -> Mapping[str, int]:
 def _mean(
     source: Source, name: str, settings: Settings, found: Evaluation, group: str, drawn: bool
 ) -> Mean:
-    """The mean of one group; `targets` and `samples` are filled in by the caller."""
-    g = found.groups.index(group)
-    fewest = int(found.n_out_TG[:, g].min())
+    """The mean of one group; `samples` is filled in by the caller."""
+    g, k = found.groups.index(group), found.metrics.index("auc")
+    counts_T = np.isfinite(found.targets_TGK[:, g, k])
+    n_out_T = found.n_out_TG[:, g]
+    fewest = int(n_out_T[counts_T].min() if counts_T.any() else n_out_T.min())
     value = found.value(group, "auc")
     return Mean(
         source=source.name,
         attack=name,
         group=group,
-        targets=0,
+        targets=int(counts_T.sum()),
+        asked=len(counts_T),
         samples=0,
         non_members=fewest,
         excluded=int(found.excluded_TG[:, g].sum()),

@@ -167,7 +167,7 @@ def _table(result: Result) -> str:
         texts = [row.source, LABELS[row.attack], f"{row.group} ({row.samples:,})"]
         estimates = [(number(row.auc, 4), _bounds(row.interval, 4))]
         estimates += [(_tpr(rate), _bounds(rate.interval, 2, 100)) for rate in row.rates]
-        counts = [str(row.targets), f"{row.non_members:,}", f"{row.excluded:,}"]
+        counts = [row.over, f"{row.non_members:,}", f"{row.excluded:,}"]
         cells = "".join(f'<td class="t">{escape(text)}</td>' for text in texts)
         cells += "".join(
             f'<td class="n">{value}<span class="ci">{bounds}</span></td>'

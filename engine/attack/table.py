@@ -36,7 +36,7 @@ def print_attacked(attacked: Attacked, console: Console) -> None:
             number(row.auc, 4),
             _interval(row.interval),
             *(_rate(rate) for rate in row.rates),
-            str(row.targets),
+            row.over,
             str(row.excluded),
         )
     console.print(table)

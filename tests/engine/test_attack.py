@@ -202,6 +202,14 @@ def test_groups_by_class_and_by_memorization_of_the_other_models(run):
         assert row["auc"] == pytest.approx(expected)
     ranked = [mean for mean in found.means if mean.group.startswith("decile_")]
     assert all("anew for each target" in mean.interval.reason for mean in ranked)
+    for mean in ranked:
+        known = [r for r in found.rows if r["group"] == mean.group and r["auc"] is not None]
+        assert (mean.targets, mean.asked) == (len(known), 8)
+        if known:
+            assert mean.auc == pytest.approx(np.mean([row["auc"] for row in known]))
+            assert mean.non_members > 0
+    assert any(0 < mean.targets < 8 for mean in ranked)
+    assert all(mean.over == f"{mean.targets} of 8" for mean in ranked if mean.targets < 8)
 
 
 def test_groups_of_other_peoples_scores_need_what_they_are_about(tmp_path):
