@@ -21,7 +21,7 @@ from engine.plan import ModelRef, ModelResult, stacks
 from engine.prepare import Prepared, prepare
 from engine.progress import TrainingProgress, clock, size
 from engine.status import write_figures
-from engine.study import Study, unknown
+from engine.study import Mix, Study, unknown
 from engine.studyfile import summary_lines
 
 FEWEST_FOR_LIRA, FEWEST_FOR_INTERVALS = 6, 8
@@ -103,9 +103,14 @@ PLACES: dict[str, Callable[[Study, Options], AbstractContextManager[Place]]] = {
 
 
 def _without_writing(study: Study, options: Options) -> Prepared:
-    """The prepared study, read by the loader that leaves nothing in the cache."""
+    """The study prepared for its sizes alone: the cache stays as it is.
+
+    Sets that OOD images come from are left out: such images replace others.
+    """
     data = dataclasses.replace(study.data, loader="resident", spread="memory")
-    return prepare(dataclasses.replace(study, data=data), offline=options.offline)
+    mixes = {name: mix for name, mix in study.mixes.items() if mix.kind != "ood"}
+    study = dataclasses.replace(study, data=data, mixes=mixes or {"clean": Mix()})
+    return prepare(study, offline=options.offline)
 
 
 def resolve_device(name: str) -> str:

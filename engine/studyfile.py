@@ -25,6 +25,12 @@ def shipped_studies() -> dict[str, Path]:
     return {path.stem: path for path in sorted(studies_folder().glob("*.toml"))}
 
 
+ASKED = ("data", "mixes", "arms", "train", "membership", "query")
+"""Tables that say what is asked; the others say how much of it, and how it is computed."""
+HANDLING = ("data.loader", "data.spread", "data.cache")
+"""Keys of theirs that only say how."""
+
+
 def load_study(name_or_file: str, overrides: Sequence[str] = ()) -> Study:
     """Read a study by shipped name or file, apply `key=value` overrides, check every key.
 
@@ -44,6 +50,7 @@ def load_study(name_or_file: str, overrides: Sequence[str] = ()) -> Study:
     raw.setdefault("name", path.stem.replace(".", "_"))
     for override in overrides:
         _override(raw, override)
+    _retell(raw, overrides)
     study: Study = _build(Study, raw, "")
     _check_name(study.name, "name")
     return study
@@ -94,6 +101,20 @@ def _override(raw: dict[str, Any], text: str) -> None:
         if not isinstance(table, dict):
             raise ValueError(f"--set '{text}': '{'.'.join(parents[: depth + 1])}' is no table")
     table[last] = _value(value.strip())
+
+
+def _retell(raw: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Add to the file's question what was changed of what it asks; its cost and expectation go."""
+    keys = [text.partition("=")[0].strip() for text in overrides]
+    asked = [k for k in keys if k.partition(".")[0] in ASKED and k not in ("data.path", *HANDLING)]
+    changed = ", ".join(text for key, text in zip(keys, overrides, strict=True) if key in asked)
+    if not changed:
+        return
+    if "question" not in keys and isinstance(raw.get("question"), str):
+        raw["question"] = f"{raw['question']} (with {changed})"
+    for told in ("cost", "expected"):
+        if told not in keys:
+            raw.pop(told, None)
 
 
 def _value(text: str) -> object:

@@ -17,6 +17,8 @@ from engine import seeds
 from engine.data import readers
 from engine.study import TORCHVISION_SETS, Data, unknown
 
+DATA_PATH = "set data.path to a torchvision folder or an .npz"
+"""What to do where a set cannot be downloaded."""
 CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
 """Set name -> number of classes. Sets of one's own have as many as their labels say."""
 
@@ -117,12 +119,15 @@ def load_source(
     else:
         known = unknown("source", source, tuple(CLASSES))
         raise ValueError(f"{known}, or the path of an .npz or of a folder of class folders")
-    where, raw = _read(name, at, cache_dir(data), offline=offline)
+    instead = "set the mix's source to an .npz or a folder of class folders"
+    where, raw = _read(name, at, cache_dir(data), offline=offline, instead=instead)
     images = _checked(raw, name, where).train.images_NHWC
     return _converted(images, like)
 
 
-def _read(name: str, path: str, cache: Path, *, offline: bool) -> tuple[str, readers.Splits]:
+def _read(
+    name: str, path: str, cache: Path, *, offline: bool, instead: str = DATA_PATH
+) -> tuple[str, readers.Splits]:
     """What to call the data in a sentence, and its raw arrays."""
     if name == "digits":
         return "digits", readers.digits()
@@ -132,7 +137,10 @@ def _read(name: str, path: str, cache: Path, *, offline: bool) -> tuple[str, rea
         return path, readers.class_folders(Path(path).expanduser(), cache)
     if name not in TORCHVISION_SETS:
         raise ValueError(unknown("data.name", name, (*CLASSES, "npz", "folder")))
-    root = Path(path).expanduser() if path else readers.downloaded(name, cache, offline=offline)
+    if path:
+        root = Path(path).expanduser()
+    else:
+        root = readers.downloaded(name, cache, offline=offline, instead=instead)
     return f"{name} in {root}", readers.torchvision_set(name, root)
 
 

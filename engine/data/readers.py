@@ -265,16 +265,16 @@ def _idx(file: Path, ndim: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def downloaded(name: str, cache: Path, *, offline: bool) -> Path:
-    """The cached torchvision folder of a set; downloads it once, whole or not at all."""
+def downloaded(name: str, cache: Path, *, offline: bool, instead: str) -> Path:
+    """The cached torchvision folder of a set; downloads it once, whole or not at all.
+
+    `instead` is what to do where it cannot be had.
+    """
     root = cache / "torchvision" / name
     if root.is_dir():
         return root
     if offline:
-        raise ValueError(
-            f"{name} is not in {root} and --offline forbids to download it: set data.path to a "
-            "torchvision folder or an .npz"
-        )
+        raise ValueError(f"{name} is not in {root} and --offline forbids to download it: {instead}")
     part = root.with_name(f"{name}.part")
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -285,8 +285,7 @@ def downloaded(name: str, cache: Path, *, offline: bool) -> Path:
                 part.rename(root)
     except (OSError, RuntimeError, EOFError) as error:
         raise ValueError(
-            f"{name} could not be downloaded into {root} ({error}): set data.path to a "
-            "torchvision folder or an .npz"
+            f"{name} could not be downloaded into {root} ({error}): {instead}"
         ) from error
     return root
 

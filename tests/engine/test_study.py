@@ -137,3 +137,20 @@ def test_a_study_file_with_dots_in_its_name_gives_a_folder_name(tmp_path):
     file = tmp_path / "digits.v2.toml"
     file.write_text(shipped_studies()["digits_bn_vs_nobn"].read_text())
     assert load_study(str(file)).name == "digits_v2"
+
+
+def test_what_an_override_asks_else_is_told_with_the_question(study_file):
+    file = study_file("[resources]\nstack = 2\n")
+    told = {
+        "train.epochs=3": "? (with train.epochs=3)",
+        "data.loader=resident": "?",
+        "models=6": "?",
+        "question=Mine?": "Mine?",
+    }
+    for override, question in told.items():
+        assert load_study(file, [override]).question == question
+    shipped = "fashion_mnist_small"
+    assert load_study(shipped, ["data.path=mine.npz", "models=4"]).expected
+    changed = load_study(shipped, ["data.limit=100", "mixes.flip5.share=0.1"])
+    assert changed.question.endswith("? (with data.limit=100, mixes.flip5.share=0.1)")
+    assert (changed.cost, changed.expected) == ("", "")

@@ -285,7 +285,7 @@ def test_processes_that_race_for_a_download_all_get_it_whole(tmp_path, real_data
         "        super().__call__(root, **how); time.sleep(1)\n"
         "        (folder / str(time.time())).touch()\n"
         "readers._torchvision_class = lambda name: Slow(arrays)\n"
-        "root = readers.downloaded('mnist', folder, offline=False)\n"
+        "root = readers.downloaded('mnist', folder, offline=False, instead='')\n"
         "assert np.array_equal(readers.torchvision_set('mnist', root)['test_images'],"
         " arrays['test_images'])\n"
     )
