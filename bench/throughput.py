@@ -203,7 +203,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=30, help="for models/hour")
     parser.add_argument("--note", default="", help="kept in the row")
     parser.add_argument("--json", default="", help="write the rows there too")
-    parser.add_argument("--no-store", action="store_true", help="leave the results file alone")
+    parser.add_argument(
+        "--store", action="store_true", help="append to bench/results/throughput.csv"
+    )
     options = parser.parse_args(arguments)
     if options.norm not in NETS[options.net]:
         parser.error(f"{options.net} has norms {', '.join(NETS[options.net])}")
@@ -211,7 +213,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one cell, print it and append it to the results."""
+    """Measure one cell and print it; append it to the results if asked to."""
     options = _parse(arguments)
     if options.executor == "ray":
         from bench import ray_executor
@@ -224,14 +226,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(
             f"{row.net}/{row.norm} batch {row.batch}, {row.models} models, {row.arm:15s}"
             f"{row.samples_per_second:10.0f} samples/s {row.samples_per_cpu_second:10.0f} per CPU s"
-            f" {row.models_per_hour:8.1f} models/h; CPU ratio to best loop "
+            f" {row.models_per_hour:8.1f} models/h ({options.epochs} epochs of "
+            f"{options.members:,}); CPU ratio to best loop "
             f"{row.cpu_ratio_to_best_loop:.2f}, to sequential {row.cpu_ratio_to_sequential:.2f}"
             f" (wall {row.ratio_to_best_loop:.2f}, {row.ratio_to_sequential:.2f}){mark}"
         )
     if options.json:
         text = json.dumps([asdict(row) for row in rows], indent=1)
         Path(options.json).write_text(text + "\n", encoding="utf-8")
-    if not options.no_store:
+    if options.store:
         _store(rows)
 
 
