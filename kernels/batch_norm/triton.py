@@ -43,26 +43,38 @@ def batch_norm(
     if running_mean is not None and running_var is not None:
         mean.copy_(running_mean)
         var.copy_(running_var)
-    chunks = triton.cdiv(rows, cut.chunk)
-    part = x.new_empty((x.shape[0], chunks, 2, channels), dtype=torch.float32)
-    shape = {"C": channels, "CHUNK": cut.chunk, "COLS": cut.cols}
+    part = _partial_sums(x, cut)
     with torch.cuda.device_of(x):
         for first, models in rounds(x, 2 if residual is None else 3):
-            grid = (chunks, cut.blocks, models)
             if running_mean is None:
-                passes.statistics[grid](
-                    x, part, first, cut.pitch, rows, chunks, ROWS=cut.rows, **shape
-                )
-                passes.merge_statistics[(cut.blocks, models)](
-                    part, mean, var, first, mean.stride(0), rows, chunks, STEP=cut.rows, **shape
-                )
-            passes.apply[grid](
+                _statistics(x, part, mean, var, first, models, cut)
+            passes.apply[(part.shape[1], cut.blocks, models)](
                 x, add, y, gamma, beta, mean, var, penalty, penalty.stride(0), first, cut.pitch,
-                gamma.stride(0), beta.stride(0), mean.stride(0), rows, eps, tau, ROWS=cut.rows,
-                WEIGHT=weight is not None, BIAS=bias is not None, RELU=relu,
-                RESIDUAL=residual is not None, FORM=form, **shape,
+                gamma.stride(0), beta.stride(0), mean.stride(0), rows, eps, tau, C=channels,
+                CHUNK=cut.chunk, COLS=cut.cols, ROWS=cut.rows, WEIGHT=weight is not None,
+                BIAS=bias is not None, RELU=relu, RESIDUAL=residual is not None, FORM=form,
             )  # fmt: skip
     return out
+
+
+def _partial_sums(x: Tensor, cut: Tiles) -> Tensor:
+    """Room for the two sums of every model, chunk of rows and channel."""
+    chunks = triton.cdiv(x[0, :, 0].numel(), cut.chunk)
+    return x.new_empty((x.shape[0], chunks, 2, x.shape[2]), dtype=torch.float32)
+
+
+def _statistics(
+    x: Tensor, part: Tensor, mean: Tensor, var: Tensor, first: int, models: int, cut: Tiles
+) -> None:
+    """Fill mean and biased variance of a round of models."""
+    rows, chunks = x[0, :, 0].numel(), part.shape[1]
+    shape = {"C": x.shape[2], "CHUNK": cut.chunk, "COLS": cut.cols}
+    passes.statistics[(chunks, cut.blocks, models)](
+        x, part, first, cut.pitch, rows, chunks, ROWS=cut.rows, **shape
+    )
+    passes.merge_statistics[(cut.blocks, models)](
+        part, mean, var, first, mean.stride(0), rows, chunks, STEP=cut.rows, **shape
+    )
 
 
 def batch_norm_backward(
@@ -166,24 +178,17 @@ def batch_norm_pool(
     if running_mean is not None and running_var is not None:
         mean.copy_(running_mean)
         var.copy_(running_var)
-    chunks = triton.cdiv(rows, cut.chunk)
-    part = x.new_empty((x.shape[0], chunks, 2, channels), dtype=torch.float32)
-    shape = {"C": channels, "COLS": cut.cols}
+    part = _partial_sums(x, cut)
     with torch.cuda.device_of(x):
         for first, models in rounds(x, 2):
             if running_mean is None:
-                passes.statistics[(chunks, cut.blocks, models)](
-                    x, part, first, cut.pitch, rows, chunks, CHUNK=cut.chunk, ROWS=cut.rows, **shape
-                )
-                passes.merge_statistics[(cut.blocks, models)](
-                    part, mean, var, first, mean.stride(0), rows, chunks, CHUNK=cut.chunk,
-                    STEP=cut.rows, **shape,
-                )  # fmt: skip
+                _statistics(x, part, mean, var, first, models, cut)
             pooled.apply_pooled[(triton.cdiv(windows, few.chunk), cut.blocks, models)](
                 x, y, gamma, beta, mean, var, penalty, penalty.stride(0), first, cut.pitch,
                 y.stride(0), gamma.stride(0), beta.stride(0), mean.stride(0), windows, eps, tau,
-                H=height, W=width, CHUNK=few.chunk, ROWS=few.rows, WEIGHT=weight is not None,
-                BIAS=bias is not None, RELU=relu, FORM=form, num_warps=warps(128), **shape,
+                H=height, W=width, C=channels, COLS=cut.cols, CHUNK=few.chunk, ROWS=few.rows,
+                WEIGHT=weight is not None, BIAS=bias is not None, RELU=relu, FORM=form,
+                num_warps=warps(128),
             )  # fmt: skip
     return out
 
