@@ -4,8 +4,12 @@ import gzip
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from engine.data import beton
 from engine.study import Data
+
+with_ffcv = pytest.mark.skipif(not beton.installed(), reason="FFCV is not installed (setup.sh)")
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 

@@ -23,8 +23,6 @@ from engine.data import beton
 from engine.data.arrays import load
 from engine.study import Data
 
-with_ffcv = pytest.mark.skipif(not beton.installed(), reason="FFCV is not installed (setup.sh)")
-
 
 @pytest.fixture
 def small(tmp_path, real_data):
@@ -82,7 +80,7 @@ def gone(text, seconds=10):
     return not processes(text)
 
 
-@with_ffcv
+@sets.with_ffcv
 @pytest.mark.parametrize("name", ["digits", "fashion_mnist", "cifar10"])
 def test_both_loaders_deliver_identical_batches_of_real_images(name, real_data, tmp_path):
     path = "" if name == "digits" else str(real_data(name))
@@ -112,7 +110,7 @@ def test_both_loaders_deliver_identical_batches_of_real_images(name, real_data, 
     assert batches["ffcv"].std() > 0.1
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_beton_is_written_once(written, caplog):
     data, loaded = written
     (file,) = betons(data)
@@ -157,7 +155,7 @@ def empty(file):
     file.write_bytes(b"")
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_damaged_beton_is_noticed_and_written_anew(written, caplog):
     data, loaded = written
     (file,) = betons(data)
@@ -181,7 +179,7 @@ def test_a_damaged_beton_is_noticed_and_written_anew(written, caplog):
             assert "written anew" in caplog.text, damage.__name__
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_images_that_differ_by_one_byte_have_betons_of_their_own(written):
     data, loaded = written
     other = load(data, offline=True, seed=0)
@@ -216,7 +214,7 @@ def start(data, **environment):
     return subprocess.Popen(command, env=os.environ | environment)
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_of_runs_that_race_for_the_same_beton_one_writes_and_all_read(small):
     data, _ = small
     racers = [start(data) for _ in range(3)]
@@ -239,7 +237,7 @@ def kill_with_child(run, data, delay):
     assert gone(data.cache, 30), "a child outlived its parent"
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_run_killed_while_it_writes_leaves_nothing_in_the_way(small):
     data, loaded = small
     for delay in (0.0, 1.0):
@@ -257,7 +255,7 @@ def test_a_child_that_hangs_ends_with_its_parent(small, tmp_path):
     kill_with_child(start(data, PYTHONPATH=str(tmp_path)), data, 5.0)
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_child_that_takes_too_long_is_ended(small, monkeypatch):
     data, loaded = small
     monkeypatch.setattr(beton, "START_SECONDS", 0.2)
@@ -281,7 +279,7 @@ def test_without_ffcv_auto_is_resident_and_says_why(small, monkeypatch, caplog):
     assert "FFCV is not installed" in caplog.text
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_cache_that_cannot_be_written_is_no_end_to_auto(small, tmp_path):
     data, loaded = small
     (tmp_path / "file").write_text("in the way")
@@ -294,7 +292,7 @@ def test_a_cache_that_cannot_be_written_is_no_end_to_auto(small, tmp_path):
         beton.through_loader(loaded, sets.npz(Path(data.path), cache=there, loader="ffcv"))
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_full_cache_is_noticed_before_ffcv_would_wait_for_ever(small, tmp_path, monkeypatch):
     data, loaded = small
     usage = collections.namedtuple("usage", "free")

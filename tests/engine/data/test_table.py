@@ -21,7 +21,6 @@ from engine.prepare import prepare
 from engine.study import Data
 from engine.studyfile import load_study
 
-with_ffcv = pytest.mark.skipif(not beton.installed(), reason="FFCV is not installed (setup.sh)")
 SMALL = ["models=4", "train.batch=16", "train.epochs=1"]
 OOD = ["mixes.ood.kind=ood", "mixes.ood.share=0.05"]
 
@@ -48,7 +47,7 @@ def job(study, prepared):
     return Job(study=study, data=prepared.data, device="cpu", kernel_plan=plan)
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_mapped_images_are_those_of_memory_in_another_order(both):
     (_, memory), (_, mapped) = both["memory"], both["beton"]
     assert mapped.digest == memory.digest
@@ -65,7 +64,7 @@ def test_mapped_images_are_those_of_memory_in_another_order(both):
     np.testing.assert_array_equal(*asked)
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_models_come_out_the_same_in_this_process_and_in_workers_that_map(both):
     stack = tuple(ModelRef(mix="ood", arm="bn", model_id=m) for m in (0, 3))
     results = [timed_run(job(*both[spread]), stack, lambda done: None) for spread in both]
@@ -88,7 +87,7 @@ def elsewhere(both, tmp_path):
     return dataclasses.replace(study.data, cache=str(cache)), known, prepared.data.images_RHWC
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_another_machine_makes_the_table_once_from_its_own_copy(elsewhere, monkeypatch):
     data, known, images = elsewhere
     first = table.opened(known, data)
@@ -99,7 +98,7 @@ def test_another_machine_makes_the_table_once_from_its_own_copy(elsewhere, monke
     assert not list(Path(data.cache).rglob("*.new"))
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_table_that_was_touched_is_made_anew(elsewhere):
     data, known, images = elsewhere
     table.opened(known, data)
@@ -118,7 +117,7 @@ def alter(file):
     file.write_bytes(content)
 
 
-@with_ffcv
+@sets.with_ffcv
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -134,7 +133,7 @@ def test_a_machine_without_a_copy_or_with_another_one_says_so(elsewhere, damage,
     assert not list(Path(data.cache).rglob("*.images"))
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_other_images_under_the_right_name_are_not_used(elsewhere):
     data, known, _ = elsewhere
     with pytest.raises(RuntimeError, match="FFCV reads other images from"):
@@ -159,7 +158,7 @@ def test_auto_maps_what_is_large_for_this_machine(monkeypatch, tmp_path):
         Data(name="digits", spread="beton", loader="resident")
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_set_that_cannot_be_mapped_is_held_in_memory_unless_asked_for(
     tmp_path, monkeypatch, real_data, caplog
 ):
@@ -203,7 +202,7 @@ print(most - before, prepared.facts["loader"], prepared.data.images_RHWC.nbytes)
 """
 
 
-@with_ffcv
+@sets.with_ffcv
 def test_a_driver_does_not_hold_what_it_maps(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40_000, 32, 32, 3), dtype=np.uint8)
