@@ -312,7 +312,9 @@ def _write_shard(run: Run, mix: str, arm: str, results: Sequence[ModelResult]) -
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{models[0]:05d}-{models[-1]:05d}.safetensors"
     identity = {"digest": run.digest, "mix": mix, "arm": arm, "models": json.dumps(models)}
-    files.write_atomic(path, lambda stream: stream.write(save(arrays, metadata=identity)))
+    # under one key: safetensors writes several in an order of chance
+    named = {"identity": json.dumps(identity)}
+    files.write_atomic(path, lambda stream: stream.write(save(arrays, metadata=named)))
     summary = {**identity, "models": models, "sha256": files.sha256(path)}
     files.write_text(path.with_suffix(".json"), json.dumps(summary, indent=2) + "\n")
     return path
@@ -332,11 +334,11 @@ def _verified_models(path: Path, digest: str) -> list[int]:
     mix, arm = path.parts[-3:-1]
     try:
         with safe_open(path, framework="numpy") as shard:
-            identity = shard.metadata() or {}
+            identity = shard.metadata()
     except SafetensorError:
         raise ValueError("it is no safetensors file") from None
     wanted = {"digest": digest, "mix": mix, "arm": arm, "models": json.dumps(models)}
-    if identity != wanted:
+    if identity not in ({"identity": json.dumps(wanted)}, wanted):  # earlier shards: key by key
         raise ValueError("it belongs to another study, mix, arm or range of models")
     return models
 

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save
 
 from engine import files, store
 from engine.membership import keep_mask
@@ -129,6 +130,26 @@ def test_shards_of_another_study_arm_or_name_are_foreign(tmp_path):
         (swapped / part.name).write_bytes(part.read_bytes())
     rejected = {bad.path.parent.name for bad in run.scan().rejected}
     assert rejected == {"bn", "bn_penalty"}
+
+
+def test_a_shard_has_the_same_bytes_every_time(tmp_path):
+    written = [fill(declare(tmp_path / f"run{i}"))[1][0].read_bytes() for i in range(8)]
+    assert len(set(written)) == 1
+
+
+def test_shards_that_name_themselves_key_by_key_still_count(tmp_path):
+    run = declare(tmp_path / "run")
+    mix, (path,) = fill(run)
+    names = {"digest": run.digest, "mix": mix, "arm": "bn", "models": "[0, 1, 2, 3]"}
+    summary = json.loads(path.with_suffix(".json").read_text())
+
+    def accepted(**changes):
+        path.write_bytes(save(load_file(path), metadata=names | changes))
+        path.with_suffix(".json").write_text(json.dumps(summary | {"sha256": files.sha256(path)}))
+        return len(run.scan().rows)
+
+    assert accepted() == 4
+    assert accepted(arm="nobn") == 0
 
 
 def test_a_run_grows_and_shrinks_without_losing_models(tmp_path):
