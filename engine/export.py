@@ -39,7 +39,7 @@ def export(run: Run, format: str, out: str | Path) -> Path:
     Args:
         run: a run directory whose models are all finished.
         format: "npz" or "tf".
-        out: the file (npz) or the folder (tf) to write; a folder must be new or empty.
+        out: the file (npz) or the folder (tf) to write: a new one, or an empty folder.
 
     Raises:
         ValueError: an unknown format, an unfit `out`, or models that are missing.
@@ -76,6 +76,8 @@ def _export_npz(run: Run, out: Path) -> Path:
         raise ValueError(f"--out {out} is a folder: name the .npz file to write")
     if out.suffix != ".npz":
         raise ValueError(f"--out {out}: expected a name that ends in .npz")
+    if out.exists():
+        raise ValueError(f"--out {out} is there already: name a new file")
     out.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomic(out, lambda stream: _write_npz(run, stream))
     return out

@@ -57,16 +57,19 @@ def test_tf_layout_reads_as_the_research_code_reads_it(run, tmp_path):
         ("npy", "a.npz", "did you mean 'npz'"),
         ("npz", "scores.bin", "ends in .npz"),
         ("npz", "full", "is a folder"),
+        ("npz", "full/theirs.npz", "is there already: name a new file"),
         ("tf", "full", "new or an empty folder"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(run, tmp_path, format, out, sentence):
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "theirs").write_text("kept")
+    theirs = tmp_path / "full" / "theirs.npz"
+    theirs.write_text("kept")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=sentence):
         export(run, format, tmp_path / out)
     assert sorted(tmp_path.rglob("*")) == before
+    assert theirs.read_text() == "kept"
 
 
 def test_an_unfinished_run_exports_nothing(tmp_path):

@@ -35,6 +35,7 @@ def run(out, *overrides):
 def exported(folder):
     """The exported bytes of a run."""
     out = folder.parent.parent / f"{folder.parent.name}.npz"
+    out.unlink(missing_ok=True)
     subprocess.run(
         [sys.executable, "-m", "engine", "export", str(folder), "--out", str(out)], check=True
     )
