@@ -59,7 +59,8 @@ def run_study(study: Study, options: Options, console: Console) -> Path | None:
     if options.dry_run:
         place = LocalPlace(resolve_device(options.device))
         sizes = cost.known_sizes(study) or _sizes(_without_writing(study, options))
-        _print_cost(study, sizes, list(store.study_refs(study)), place, console)
+        missing = _left(study, _started(study, options.out))
+        _print_cost(study, sizes, missing, place, console)
         return None
     _check_out(options.out)
     with PLACES[options.executor](study, options) as chosen:
@@ -178,7 +179,10 @@ def _print_study(study: Study, console: Console) -> None:
 def _print_cost(
     study: Study, sizes: cost.Sizes, missing: list[ModelRef], place: Place, console: Console
 ) -> cost.Cost:
-    """Print what training the missing models will take; an impossible stack raises."""
+    """Print what is finished and what the rest will take; an impossible stack raises."""
+    every = len(store.study_refs(study))
+    if len(missing) < every:
+        console.print(f"{every - len(missing)} of {every} models are finished already")
     workers = max(1, min(place.workers(study), len(missing)))
     fitted = place.fit(study, workers)
     found = cost.estimate(fitted, sizes, missing, place.device, workers, cache_dir(study.data))
@@ -201,19 +205,33 @@ def _missing(study: Study, folder: Path, prepared: Prepared, place: Place) -> li
     Raises:
         ValueError: the folder belongs to another study, or was started with other arithmetic.
     """
-    refs = store.study_refs(study)
     run = store.earlier_run(folder, study)
     if run is None:
-        return list(refs)
+        return _left(study, None)
     if not facts.complete(run.manifest):
         raise store.damaged_manifest(folder)
     if run.digest != prepared.digest:
         raise ValueError(f"'{folder}' is the run directory of another study: use another --out")
-    done = run.scan().rows
-    missing = [ref for ref in refs if ref not in done]
+    missing = _left(study, run)
     if missing:
         facts.adopt(run.manifest["numerics"], place.numerics(), folder)
     return missing
+
+
+def _started(study: Study, out: Path) -> store.Run | None:
+    """The run that this study would go on with, if its data are what they were: none are read."""
+    for folder in sorted(out.glob(f"{study.name}-*")):
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged manifest
+            run = store.earlier_run(folder, study)
+            if run and run.digest == study.digest(run.manifest["data"]["digest"]):
+                return run
+    return None
+
+
+def _left(study: Study, run: store.Run | None) -> list[ModelRef]:
+    """The models that no whole shard holds."""
+    done = {} if run is None else run.scan().rows
+    return [ref for ref in store.study_refs(study) if ref not in done]
 
 
 def _declare(
@@ -246,11 +264,7 @@ def _set_aside_damaged(run: store.Run, console: Console) -> list[ModelRef]:
     for bad in shards.rejected:
         console.print(f"set aside {bad.path}: {bad.reason}; its models are trained again")
     store.clean(run.path, shards.rejected)
-    refs = run.refs()
-    missing = [ref for ref in refs if ref not in shards.rows]
-    if len(missing) < len(refs):
-        console.print(f"{len(refs) - len(missing)} of {len(refs)} models are finished already")
-    return missing
+    return [ref for ref in run.refs() if ref not in shards.rows]
 
 
 def _train(

@@ -1,5 +1,6 @@
 """A whole study, end to end: same bits however it is laid out, resumed, killed or fed."""
 
+import io
 import json
 import os
 import random
@@ -12,6 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
+
+from engine.run import Options, run_study
+from engine.studyfile import load_study
 
 TINY = ["data.limit=240", "models=6", "train.epochs=3", "train.batch=32", "data.loader=resident"]
 STUDY = "digits_bn_vs_nobn"
@@ -96,6 +101,36 @@ def test_the_same_command_again_trains_nothing(undisturbed):
     assert exported(folder) == before
 
 
+@pytest.mark.parametrize(
+    ("overrides", "finished", "left"),
+    [
+        ((), "18 of 18", 0),
+        (("models=8",), "18 of 24", 6),
+        (("models=8", "train.lr=0.04"), "", 24),
+    ],
+)
+def test_a_dry_run_counts_what_is_trained_already(undisturbed, overrides, finished, left):
+    out = undisturbed[0].parent
+    before = sorted(out.parent.rglob("*"))
+    told = io.StringIO()
+    study = load_study(STUDY, [*TINY, *overrides])
+    run_study(study, Options(out=out, dry_run=True, device="cpu"), Console(file=told, width=200))
+    assert f"cost: {left} models to train" in told.getvalue()
+    assert (f"{finished} models are finished already" in told.getvalue()) == bool(finished)
+    assert sorted(out.parent.rglob("*")) == before
+
+
+def test_a_dry_run_passes_over_damaged_manifests(tmp_path):
+    for name, text in (("a", "{"), ("b", '{"format": 1, "digest": "b"}')):
+        folder = tmp_path / f"{STUDY}-{name}"
+        folder.mkdir()
+        (folder / "manifest.json").write_text(text)
+    told = io.StringIO()
+    options = Options(out=tmp_path, dry_run=True, device="cpu")
+    run_study(load_study(STUDY, TINY), options, Console(file=told, width=200))
+    assert "cost: 18 models to train" in told.getvalue()
+
+
 def test_the_resolved_study_repeats_the_run(undisturbed, tmp_path):
     folder, _, before = undisturbed
     again = [sys.executable, "-m", "engine", "run", "--study", str(folder / "study.toml")]
@@ -109,6 +144,7 @@ def test_growing_keeps_finished_models_and_damage_is_retrained(undisturbed, tmp_
     folder, _ = run(tmp_path / "runs", "models=4")
     _, printed = run(tmp_path / "runs")
     assert "12 of 18 models are finished already" in printed
+    assert "cost: 6 models to train" in printed
     assert exported(folder) == undisturbed[2]
     shard = sorted(folder.glob("shards/*/nobn/*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-3])
