@@ -41,6 +41,25 @@ def keep_mask(
     return _balanced(study_seed, models, strata_N)
 
 
+def without_complement(design: str, models: int) -> list[int]:
+    """The models that wait for a complement: of paired masks the last of an odd number.
+
+    >>> without_complement("paired", 9), without_complement("paired", 8)
+    ([8], [])
+    """
+    return [models - 1] if design == "paired" and models % 2 else []
+
+
+def odd_one_out(design: str, models: int) -> str:
+    """What becomes of a model without complement, in one line; empty where all have theirs."""
+    if not without_complement(design, models):
+        return ""
+    return (
+        f"an odd number of models: model {models - 1} has no complement; as a target it is scored "
+        "from all others, and the intervals leave it out alone"
+    )
+
+
 def _half(study_seed: int, pair: int, strata_N: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
     """A random half of each stratum; strata of odd size give their odd one out by turns."""
     order = seeds.permutation(seeds.key(study_seed, "keep", counter=pair), len(strata_N))

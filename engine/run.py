@@ -17,6 +17,7 @@ from engine import manifest as facts
 from engine.data.arrays import cache_dir
 from engine.executors.base import Job, Place, Watch
 from engine.executors.local import LocalPlace
+from engine.membership import odd_one_out, without_complement
 from engine.plan import ModelRef, ModelResult, stacks
 from engine.prepare import Prepared, prepare
 from engine.progress import TrainingProgress, clock, size
@@ -174,6 +175,9 @@ def _print_study(study: Study, console: Console) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    odd = odd_one_out(study.membership.design, study.models)
+    if odd:
+        console.print(f"note: {odd}", highlight=False, soft_wrap=True)
 
 
 def _print_cost(
@@ -247,6 +251,7 @@ def _declare(
         "digest": prepared.digest,
         "data": dict(prepared.facts),
         "query_mode": study.query.mode,
+        "without_complement": without_complement(study.membership.design, study.models),
         "seed": study.seed,
         "executor": executor,
         "numerics": numerics,

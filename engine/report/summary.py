@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from engine.analysis.findings import GROUPS, CellFindings, Contrast, Estimate, Findings
 from engine.analysis.wording import DASH, full, half_width, jackknifed, number, on_outliers, percent
+from engine.membership import odd_one_out
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,8 +132,9 @@ def footer(findings: Findings) -> list[str]:
         for cell in findings.cells
         if cell.untrained
     ]
-    outliers = on_outliers(findings)
-    return [*lines, findings.headline, *([outliers] if outliers else []), findings.answer]
+    odd = odd_one_out(findings.design, findings.models)
+    last = (odd, findings.headline, on_outliers(findings), findings.answer)
+    return [*lines, *filter(None, last)]
 
 
 def plain(head: Row, rows: Sequence[Row]) -> str:

@@ -18,6 +18,7 @@ from engine.analysis.wording import (
     percent,
     recipe,
 )
+from engine.membership import odd_one_out
 
 FITTED = 0.99
 """Clean training accuracy from which on a net counts as trained to memorize."""
@@ -61,7 +62,8 @@ def care(findings: Findings) -> str:
 
 
 def _care_models(findings: Findings) -> list[str]:
-    items: list[str] = []
+    odd = odd_one_out(findings.design, findings.models)
+    items = [f"{odd[0].upper()}{odd[1:]}."] if odd else []
     for cell in findings.cells:
         if cell.diverged:
             items.append(

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from engine.membership import keep_mask
+from attacks.exclusion import plan_exclusion
+from engine.membership import keep_mask, odd_one_out, without_complement
 from engine.outliers import CLEAN, FLIPPED, OOD, sample_table
 from engine.study import Membership, Mix
 
@@ -37,6 +38,18 @@ def test_masks_grow_by_pairs_and_an_odd_last_model_keeps_its_half():
     small, large = (keep_mask(PAIRED, 1, models, strata()) for models in (5, 12))
     assert (large[:5] == small).all()
     assert (large[5] == ~small[4]).all()
+
+
+@pytest.mark.parametrize("models", [8, 9])
+def test_a_model_without_complement_counts_as_is_said(models):
+    plan = plan_exclusion(keep_mask(PAIRED, 0, models, strata()), "paired")
+    alone = without_complement("paired", models)
+    assert np.flatnonzero(plan.partner_M < 0).tolist() == alone
+    assert bool(odd_one_out("paired", models)) == bool(alone)
+    assert [group for group in plan.deletion_groups() if len(group) == 1] == [(m,) for m in alone]
+    for m in alone:  # scored from all others
+        assert (plan.companions(m, np.ones(models, dtype=bool)) == -1).all()
+    assert odd_one_out("bernoulli", models) == ""
 
 
 def test_pairs_are_independent_draws():

@@ -155,9 +155,15 @@ def test_growing_keeps_finished_models_and_damage_is_retrained(undisturbed, tmp_
 
 def test_a_changed_study_reuses_nothing(undisturbed):
     folder, _, _ = undisturbed
-    run(folder.parent.parent / "changed", "train.lr=0.04")
-    (other,) = (folder.parent.parent / "changed").iterdir()
+    other, _ = run(folder.parent.parent / "changed", "train.lr=0.04", "models=2")
     assert other.name != folder.name
+
+
+def test_an_odd_number_of_paired_models_is_said_from_start_to_end(tmp_path):
+    folder, printed = run(tmp_path, "models=3", "train.epochs=1")
+    assert printed.count("model 2 has no complement") == 2
+    assert json.loads((folder / "manifest.json").read_text())["without_complement"] == [2]
+    assert "model 2 has no complement" in (folder / "report.html").read_text()
 
 
 def test_an_interrupt_says_what_is_kept_and_leaves_no_process(undisturbed, tmp_path):
