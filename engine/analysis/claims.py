@@ -1,10 +1,11 @@
 """What a run says of the source's claims: held, not held, or not decidable here.
 
 A claim is held where the interval of every measure lies wholly on the claimed side, not held where
-one lies wholly on the other, and otherwise not decidable here, with the number of models that
-would decide if the estimates stay what they are. Where a measure is the same in all groups of
-models, an interval of no width says nothing: a sign test over the groups decides. No claim is
-decided by arms with models that never left chance.
+one lies wholly on the other, and otherwise not decidable here, with the number of models that a
+fresh study would take if the estimates stay what they are: with another seed and that number fixed
+beforehand, since adding models until an interval leaves its threshold decides too often. Where a
+measure is the same in all groups of models, an interval of no width says nothing: a sign test over
+the groups decides. No claim is decided by arms with models that never left chance.
 """
 
 import math

@@ -301,7 +301,8 @@ def _verdict(row: ClaimRow) -> str:
     if row.verdict == "not decidable here":
         if row.models_needed:
             text += (
-                f'<span class="ci">about {row.models_needed:,} models an arm would decide</span>'
+                f'<span class="ci">a fresh study would take about {row.models_needed:,} models an '
+                "arm, fixed beforehand, and a new seed</span>"
             )
         elif row.p_value == row.p_value:
             text += '<span class="ci">no feasible number of models would decide</span>'

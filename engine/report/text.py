@@ -216,8 +216,9 @@ GLOSSARY = {
     "share of models not trained on it that do.",
     "epochs until a sample fits": "how many epochs a sample that the model trained on stays "
     "misclassified, on average over the probe set; at most all of them.",
-    "not decidable here": "the interval holds the claim's threshold: more models, not a better "
-    "reading, would decide.",
+    "not decidable here": "the interval holds the claim's threshold. The number of models beside "
+    "it is for a fresh study, with a new seed and that number fixed before it starts: adding "
+    "models to this run until a claim is decided would decide too often.",
 }
 
 

@@ -143,6 +143,16 @@ def test_small_runs_say_in_words_what_is_missing(tmp_path, models, told):
     assert "None" not in text
 
 
+def test_the_number_of_models_that_would_decide_is_for_a_fresh_study(tmp_path):
+    study = a_study(FLIP5, ("bn", "nobn"), models=8)
+    findings = analyse(make_run(tmp_path, study, shift={"bn": 1.44, "nobn": 1.4}))
+    needed = [row.models_needed for row in findings.claims if row.models_needed]
+    assert needed
+    page = plain(render(findings, ()))
+    assert page.count("models an arm, fixed beforehand, and a new seed") == len(needed)
+    assert f"a fresh study would take about {needed[0]:,} models an arm" in page
+
+
 def test_dashes_point_to_reasons(tmp_path):
     run = make_run(tmp_path, a_study(FLIP5, ("bn", "nobn"), models=2))
     page = write_report(run, analyse(run)).read_text()
