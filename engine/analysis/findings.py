@@ -17,6 +17,11 @@ from engine.study import Study
 
 Floats = npt.NDArray[np.float64]
 
+Range = tuple[float, float]
+ANY: Range = (-math.inf, math.inf)
+RATE: Range = (0.0, 1.0)
+"""Of accuracies, AUCs, TPRs and shares."""
+
 GROUPS = ("all", "clean", "outlier")
 MOST_GROUPS = 32
 """Groups of models that the attacks' jackknife deletes, at most: beyond, pairs are merged."""
@@ -46,18 +51,27 @@ Verdict = Literal["held", "not held", "not decidable here"]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over models with its interval. `undefined` says why `value` is NaN."""
+    """A mean over models with its interval. `undefined` says why `value` is NaN.
+
+    possible: what it can be at all; the symmetric interval may reach beyond.
+    """
 
     value: float
     interval: Interval
     standard_error: float = math.nan
     degrees: int = 0
     undefined: str = ""
+    possible: Range = ANY
 
     @property
     def reason(self) -> str:
         """Why there is no number, or no interval; empty where there are both."""
         return self.undefined or self.interval.reason
+
+    @property
+    def ends(self) -> Range:
+        """The interval's ends as they are shown: cut to the possible, where the truth must lie."""
+        return max(self.interval.low, self.possible[0]), min(self.interval.high, self.possible[1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from attacks.memorization import memorization
-from engine.analysis.findings import CURVE_GROUPS, RATES, Curve, Histogram, LayerCurves
+from engine.analysis.findings import (
+    CURVE_GROUPS,
+    RATE,
+    RATES,
+    Curve,
+    Histogram,
+    LayerCurves,
+    Range,
+)
 from engine.analysis.replicates import Groups, Replicated, mean, mean_curve, undefined
 from engine.outliers import CLEAN
 from engine.store import Cell
@@ -80,7 +88,7 @@ def measure(
         share_ML = np.abs(cell.arrays["gamma_over_sigma_EL"][models, -1]) > 1
         per_model["gamma_share"] = share_ML.mean(1)
     rates = {
-        name: mean(per_model[name], groups, _why_undefined(name))
+        name: mean(per_model[name], groups, _why_undefined(name), _possible(name))
         if name in per_model
         else undefined(_why_undefined(name))
         for name in RATES
@@ -88,6 +96,11 @@ def measure(
     return CellMeasures(
         rates=rates, curves=curves, memorization=_histograms(cell, models), layers=layers
     )
+
+
+def _possible(name: str) -> Range:
+    what = name.rpartition("_")[2]
+    return {"accuracy": RATE, "share": RATE, "gap": (-1.0, 1.0)}.get(what, (0.0, math.inf))
 
 
 def _why_undefined(name: str) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from attacks.types import Interval, no_interval
-from engine.analysis.findings import Curve, Estimate
+from engine.analysis.findings import ANY, Curve, Estimate, Range
 
 Floats = npt.NDArray[np.float64]
 Groups = Sequence[tuple[int, ...]]
@@ -24,25 +24,31 @@ FEWEST_GROUPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Replicated:
-    """A value and the same value without each deletion group; `undefined` says why it is NaN."""
+    """A value and the same value without each deletion group; `undefined` says why it is NaN.
+
+    possible: what the value can be at all.
+    """
 
     value: float
     replicates_G: Floats
     undefined: str = ""
+    possible: Range = ANY
 
     def __sub__(self, other: "Replicated") -> "Replicated":
         return Replicated(
             value=self.value - other.value,
             replicates_G=self.replicates_G - other.replicates_G,
             undefined=self.undefined or other.undefined,
+            possible=(self.possible[0] - other.possible[1], self.possible[1] - other.possible[0]),
         )
 
     def relative_to(self, other: "Replicated") -> "Replicated":
-        """(self - other) / other."""
+        """(self - other) / other, of rates."""
         return Replicated(
             value=self.value / other.value - 1,
             replicates_G=self.replicates_G / other.replicates_G - 1,
             undefined=self.undefined or other.undefined,
+            possible=(-1.0, math.inf),
         )
 
     def estimate(self, level: float) -> Estimate:
@@ -58,7 +64,13 @@ class Replicated:
         interval = Interval(
             low=self.value - half, high=self.value + half, level=level, method=METHOD
         )
-        return Estimate(value=self.value, interval=interval, standard_error=error, degrees=degrees)
+        return Estimate(
+            value=self.value,
+            interval=interval,
+            standard_error=error,
+            degrees=degrees,
+            possible=self.possible,
+        )
 
 
 def undefined(reason: str) -> Replicated:
@@ -66,7 +78,9 @@ def undefined(reason: str) -> Replicated:
     return Replicated(value=math.nan, replicates_G=np.full(1, math.nan), undefined=reason)
 
 
-def mean(values_M: npt.NDArray[np.floating], groups: Groups, reason: str = "") -> Replicated:
+def mean(
+    values_M: npt.NDArray[np.floating], groups: Groups, reason: str = "", possible: Range = ANY
+) -> Replicated:
     """The mean of a per-model number over models, with its replicates.
 
     NaN stands for a model in which the number is undefined: then the mean is undefined as well,
@@ -75,7 +89,9 @@ def mean(values_M: npt.NDArray[np.floating], groups: Groups, reason: str = "") -
     values = np.asarray(values_M, dtype=np.float64)
     value, replicates = _means(values[:, None], groups)
     told = reason if math.isnan(value[0]) else ""
-    return Replicated(value=float(value[0]), replicates_G=replicates[:, 0], undefined=told)
+    return Replicated(
+        value=float(value[0]), replicates_G=replicates[:, 0], undefined=told, possible=possible
+    )
 
 
 def mean_curve(values_ME: npt.NDArray[np.floating], groups: Groups, level: float) -> Curve:

@@ -17,7 +17,7 @@ from attacks.exclusion import Exclusion
 from attacks.lira import LiraParameters, lira
 from attacks.metrics import tpr_at_fpr
 from attacks.types import AttackScores, Design, ScoreMatrix
-from engine.analysis.findings import MOST_GROUPS
+from engine.analysis.findings import MOST_GROUPS, RATE
 from engine.analysis.replicates import Replicated, undefined
 from engine.analysis.wording import percent
 
@@ -128,7 +128,11 @@ def _group_scores(
     replicates_RK = evaluation.replicates_RGK[counted, column]
     fewest = int(evaluation.n_out_TG[models, column].min())
     means = [
-        Replicated(value=float(evaluation.value_GK[column, k]), replicates_G=replicates_RK[:, k])
+        Replicated(
+            value=float(evaluation.value_GK[column, k]),
+            replicates_G=replicates_RK[:, k],
+            possible=RATE,
+        )
         for k in range(len(evaluation.metrics))
     ]
     realised_TA, bound_TA2 = _read_off(attacked, chosen_N, alphas)

@@ -2,7 +2,8 @@
 
 import math
 
-from engine.analysis.findings import MOST_GROUPS, Contrast, Estimate, Findings, MixFacts
+from attacks.types import Interval
+from engine.analysis.findings import MOST_GROUPS, RATE, Contrast, Estimate, Findings, MixFacts
 from engine.study import Study
 
 DASH = "–"
@@ -35,11 +36,15 @@ def number(value: float, digits: int, signed: bool = False) -> str:
 
 
 def interval(estimate: Estimate, digits: int, scale: float = 1, signed: bool = False) -> str:
-    """ "low to high", or an empty string where there is no interval."""
+    """ "low to high" of what is possible, or an empty string where there is no interval."""
     if not estimate.interval.given:
         return ""
-    low, high = estimate.interval.low * scale, estimate.interval.high * scale
-    return f"{number(low, digits, signed)} to {number(high, digits, signed)}"
+    return " to ".join(number(end * scale, digits, signed) for end in estimate.ends)
+
+
+def rate_interval(found: Interval, digits: int, scale: float = 1) -> str:
+    """`interval` for the interval of a rate."""
+    return interval(Estimate(value=math.nan, interval=found, possible=RATE), digits, scale)
 
 
 def half_width(estimate: Estimate, digits: int, scale: float = 1) -> str:

@@ -3,8 +3,7 @@
 import math
 from html import escape
 
-from attacks.types import Interval
-from engine.analysis.wording import DASH, counted, number, percent
+from engine.analysis.wording import DASH, counted, number, percent, rate_interval
 from engine.attack.figures import LABELS, arm_style, arms
 from engine.attack.means import Mean, Rate
 from engine.attack.result import Result
@@ -69,10 +68,8 @@ def _answer(result: Result) -> str:
 
 
 def _auc(row: Mean) -> str:
-    value = number(row.auc, 3)
-    if not row.interval.given:
-        return value
-    return f"{value} [{number(row.interval.low, 3)} to {number(row.interval.high, 3)}]"
+    bounds = rate_interval(row.interval, 3)
+    return number(row.auc, 3) + (f" [{bounds}]" if bounds else "")
 
 
 def _tpr(rate: Rate) -> str:
@@ -165,8 +162,8 @@ def _table(result: Result) -> str:
     lines = []
     for row in result.means:
         texts = [row.source, LABELS[row.attack], f"{row.group} ({row.samples:,})"]
-        estimates = [(number(row.auc, 4), _bounds(row.interval, 4))]
-        estimates += [(_tpr(rate), _bounds(rate.interval, 2, 100)) for rate in row.rates]
+        estimates = [(number(row.auc, 4), rate_interval(row.interval, 4))]
+        estimates += [(_tpr(rate), rate_interval(rate.interval, 2, 100)) for rate in row.rates]
         counts = [row.over, f"{row.non_members:,}", f"{row.excluded:,}"]
         cells = "".join(f'<td class="t">{escape(text)}</td>' for text in texts)
         cells += "".join(
@@ -180,12 +177,6 @@ def _table(result: Result) -> str:
         f'<div class="scroll"><table class="wide"><thead><tr>{top}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
-
-
-def _bounds(interval: Interval, digits: int, scale: float = 1) -> str:
-    if not interval.given:
-        return ""
-    return f"{number(scale * interval.low, digits)} to {number(scale * interval.high, digits)}"
 
 
 def _facts(result: Result) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from attacks.types import Interval
-from engine.analysis.wording import DASH, number, percent
+from engine.analysis.wording import DASH, number, percent, rate_interval
 from engine.attack import Attacked
 from engine.attack.means import Mean, Rate
 from engine.attack.output import names
@@ -34,7 +33,7 @@ def print_attacked(attacked: Attacked, console: Console) -> None:
             row.attack,
             row.group,
             number(row.auc, 4),
-            _interval(row.interval),
+            rate_interval(row.interval, 4) or DASH,
             *(_rate(rate) for rate in row.rates),
             row.over,
             str(row.excluded),
@@ -71,12 +70,6 @@ def _reasons(row: Mean) -> list[str]:
         if rate.refused
     ]
     return told
-
-
-def _interval(interval: Interval) -> str:
-    if not interval.given:
-        return DASH
-    return f"{number(interval.low, 4)} to {number(interval.high, 4)}"
 
 
 def _rate(rate: Rate) -> str:

@@ -195,7 +195,7 @@ def differences(findings: Findings) -> list[Drawing]:
     axis = axes[0, 0]
     for y, (_, estimate, claimed) in enumerate(reversed(rows)):
         if estimate.interval.given:
-            bounds = (100 * estimate.interval.low, 100 * estimate.interval.high)
+            bounds = np.multiply(100, estimate.ends)
             axis.plot(bounds, (y, y), color=INK, linewidth=1.6, solid_capstyle="butt")
         filled = INK if estimate.interval.given else PAPER
         axis.plot(100 * estimate.value, y, "o", color=INK, markerfacecolor=filled, markersize=5)

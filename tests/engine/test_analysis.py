@@ -13,6 +13,8 @@ from synthetic_run import ARMS, KEEP, MIXES, OOD, SHIFT, a_study, make_run
 from attacks.lira import lira
 from attacks.types import ScoreMatrix
 from engine.analysis import analyse
+from engine.analysis.results import _estimate
+from engine.analysis.wording import interval
 from engine.plan import ModelRef, ModelResult
 from engine.report import write_report
 from engine.report.summary import tables
@@ -92,6 +94,24 @@ def test_planted_effects_are_found_and_claims_held(findings):
     rows = [row for row in findings.claims if row.claim == "C3"]
     assert [row.measures[0].threshold for row in rows] == [0.04]
     assert [row.subject for row in rows] == ["bn − nobn"]
+
+
+def test_ends_are_shown_within_the_possible_and_kept_whole(tmp_path):
+    study = a_study(FLIP5, PAIR, models=8)
+    findings = analyse(make_run(tmp_path, study, samples=200, shift=dict.fromkeys(PAIR, 6.0)))
+    rate = findings.cell("flip5", "bn").rates["clean_in_accuracy"]
+    low, high = rate.interval.low, rate.interval.high
+    assert high > 1
+    assert rate.ends == (low, 1)
+    assert interval(rate, 1, 100) == f"{100 * low:.1f} to 100.0"
+    kept = _estimate(rate)
+    assert (kept["low"], kept["high"]) == (low, high)
+    ranges = {name: e.possible for name, e in findings.contrasts[0].differences.items()}
+    assert ranges["auc/online/all"] == ranges["test_accuracy"] == ranges["tpr@0.01/online/all"]
+    assert ranges["auc/online/all"] == (-1, 1)
+    assert ranges["outlier_gap"] == (-2, 2)
+    assert ranges["test_loss"] == (-math.inf, math.inf)
+    assert ranges["relative_auc/online/all"] == (-1, math.inf)
 
 
 def test_no_effect_is_not_held(tmp_path):

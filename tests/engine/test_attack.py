@@ -1,6 +1,7 @@
 """`engine attack`: every attack by name on runs and on other people's files."""
 
 import dataclasses
+import io
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import numpy as np
 import pyarrow.parquet
 import pytest
+from rich.console import Console
 from synthetic_run import a_study, make_run
 
 from attacks.exclusion import plan_exclusion
@@ -22,6 +24,7 @@ from attacks.rmia import RmiaParameters, rmia
 from attacks.types import ScoreMatrix
 from engine.attack import attack
 from engine.attack.settings import USES
+from engine.attack.table import print_attacked
 from engine.store import open_run
 
 POPULATION_FREE = ("loss", "calibrated", "attack_r", "lira_online", "lira_offline")
@@ -169,6 +172,22 @@ def test_the_page_claims_nothing_where_nothing_is_found(names, tmp_path):
     best = max(found.means, key=lambda mean: mean.auc)
     told = f"No attack here tells members from non-members: the highest AUC is {best.auc:.3f} ["
     assert answer.startswith(told)
+
+
+def test_intervals_are_shown_within_the_possible_and_kept_whole(tmp_path):
+    loaded = foreign(models=8, samples=60)
+    loaded.matrix.scores_MNQ[loaded.matrix.keep_MN] += 1
+    path, told = write_npz(tmp_path / "x.npz", loaded), io.StringIO()
+    found = attack(path, ["lira_online"], out=tmp_path / "out", settings=["fpr=0.1"])
+    print_attacked(found, Console(file=told, width=150))
+    page = (tmp_path / "out/attacks.html").read_text()
+    (kept,) = json.loads((tmp_path / "out/means.json").read_text())
+    auc, tpr = kept["interval"], kept["rates"][0]["interval"]
+    assert min(auc["high"], tpr["high"]) > 1
+    assert f"{auc['low']:.4f} to 1.0000" in told.getvalue()
+    assert f"[{auc['low']:.3f} to 1.000]" in page
+    assert f"{auc['low']:.4f} to 1.0000" in page
+    assert f"{100 * tpr['low']:.2f} to 100.00" in page
 
 
 def test_means_are_kept_with_their_intervals(run, tmp_path):
