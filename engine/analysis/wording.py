@@ -6,6 +6,8 @@ from attacks.types import Interval
 from engine.analysis.findings import MOST_GROUPS, RATE, Contrast, Estimate, Findings, MixFacts
 from engine.study import Study
 
+GUESSING = 0.5
+"""The AUC of an attack that knows nothing."""
 DASH = "–"
 MINUS = "\N{MINUS SIGN}"
 
@@ -35,16 +37,39 @@ def number(value: float, digits: int, signed: bool = False) -> str:
     return text.replace("-", MINUS)
 
 
-def interval(estimate: Estimate, digits: int, scale: float = 1, signed: bool = False) -> str:
-    """ "low to high" of what is possible, or an empty string where there is no interval."""
+def end(value: float, digits: int, signed: bool = False, against: float = 0) -> str:
+    """An interval's end, with the digits it takes to see on which side of `against` it lies.
+
+    >>> end(0.031, 1, signed=True), end(-0.0004, 1, signed=True), end(3.02, 1, against=3)
+    ('+0.03', '−0.0004', '3.02')
+    >>> end(0.0, 1), end(3.26, 1), end(1e-17, 1)
+    ('0.0', '3.3', '0.0')
+    """
+
+    def side(at: float) -> int:
+        return (at > against) - (at < against)
+
+    telling = (d for d in range(digits, digits + 6) if side(round(value, d)) == side(value))
+    return number(value, next(telling, digits), signed)
+
+
+def interval(
+    estimate: Estimate, digits: int, scale: float = 1, signed: bool = False, against: float = 0
+) -> str:
+    """ "low to high" of what is possible, or an empty string where there is no interval.
+
+    against: the threshold that the ends are read against.
+    """
     if not estimate.interval.given:
         return ""
-    return " to ".join(number(end * scale, digits, signed) for end in estimate.ends)
+    ends = (end(at * scale, digits, signed, against * scale) for at in estimate.ends)
+    return " to ".join(ends)
 
 
-def rate_interval(found: Interval, digits: int, scale: float = 1) -> str:
+def rate_interval(found: Interval, digits: int, scale: float = 1, against: float = 0) -> str:
     """`interval` for the interval of a rate."""
-    return interval(Estimate(value=math.nan, interval=found, possible=RATE), digits, scale)
+    estimate = Estimate(value=math.nan, interval=found, possible=RATE)
+    return interval(estimate, digits, scale, against=against)
 
 
 def half_width(estimate: Estimate, digits: int, scale: float = 1) -> str:
@@ -54,10 +79,12 @@ def half_width(estimate: Estimate, digits: int, scale: float = 1) -> str:
     return "±" + number((estimate.interval.high - estimate.interval.low) / 2 * scale, digits)
 
 
-def full(estimate: Estimate, digits: int, scale: float = 1, signed: bool = False) -> str:
+def full(
+    estimate: Estimate, digits: int, scale: float = 1, signed: bool = False, against: float = 0
+) -> str:
     """Value and interval on one line."""
     value = number(estimate.value * scale, digits, signed)
-    bounds = interval(estimate, digits, scale, signed)
+    bounds = interval(estimate, digits, scale, signed, against)
     return f"{value} [{bounds}]" if bounds else value
 
 
@@ -226,7 +253,7 @@ def _single(findings: Findings) -> str:
         return f"This run cannot say how much {cell.arm} leaks: {cell.refused}."
     return (
         f"LiRA tells members of {cell.arm} from non-members with an AUC of "
-        f"{full(attack.auc, 3)} on mix {cell.mix}."
+        f"{full(attack.auc, 3, against=GUESSING)} on mix {cell.mix}."
     )
 
 

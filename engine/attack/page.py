@@ -3,7 +3,7 @@
 import math
 from html import escape
 
-from engine.analysis.wording import DASH, counted, number, percent, rate_interval
+from engine.analysis.wording import DASH, GUESSING, counted, number, percent, rate_interval
 from engine.attack.figures import LABELS, arm_style, arms
 from engine.attack.means import Mean, Rate
 from engine.attack.result import Result
@@ -46,7 +46,7 @@ def _answer(result: Result) -> str:
     if not known:
         return "No attack has a member and a non-member to tell apart."
     highest = max(known, key=lambda row: row.auc)
-    telling = [row for row in known if row.auc > 0.5 and not row.interval.low <= 0.5]
+    telling = [row for row in known if row.auc > GUESSING and not row.interval.low <= GUESSING]
     if not telling:
         return (
             f"No attack here tells members from non-members: the highest AUC is {_auc(highest)}, "
@@ -68,7 +68,7 @@ def _answer(result: Result) -> str:
 
 
 def _auc(row: Mean) -> str:
-    bounds = rate_interval(row.interval, 3)
+    bounds = rate_interval(row.interval, 3, against=GUESSING)
     return number(row.auc, 3) + (f" [{bounds}]" if bounds else "")
 
 
@@ -162,7 +162,8 @@ def _table(result: Result) -> str:
     lines = []
     for row in result.means:
         texts = [row.source, LABELS[row.attack], f"{row.group} ({row.samples:,})"]
-        estimates = [(number(row.auc, 4), rate_interval(row.interval, 4))]
+        bounds = rate_interval(row.interval, 4, against=GUESSING)
+        estimates = [(number(row.auc, 4), bounds)]
         estimates += [(_tpr(rate), rate_interval(rate.interval, 2, 100)) for rate in row.rates]
         counts = [row.over, f"{row.non_members:,}", f"{row.excluded:,}"]
         cells = "".join(f'<td class="t">{escape(text)}</td>' for text in texts)

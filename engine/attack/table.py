@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from engine.analysis.wording import DASH, number, percent, rate_interval
+from engine.analysis.wording import DASH, GUESSING, number, percent, rate_interval
 from engine.attack import Attacked
 from engine.attack.means import Mean, Rate
 from engine.attack.output import names
@@ -33,7 +33,7 @@ def print_attacked(attacked: Attacked, console: Console) -> None:
             row.attack,
             row.group,
             number(row.auc, 4),
-            rate_interval(row.interval, 4) or DASH,
+            rate_interval(row.interval, 4, against=GUESSING) or DASH,
             *(_rate(rate) for rate in row.rates),
             row.over,
             str(row.excluded),

@@ -284,7 +284,7 @@ def measured(measure: Measure) -> tuple[str, str]:
         "share": (1, 100.0, " %"),
     }[measure.unit]
     value = number(estimate.value * scale, digits, signed)
-    bounds = interval(estimate, digits, scale, signed)
+    bounds = interval(estimate, digits, scale, signed, measure.threshold)
     return (value if value == DASH else value + unit, bounds or DASH)
 
 

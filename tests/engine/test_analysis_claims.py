@@ -7,6 +7,7 @@ import pytest
 from attacks.types import Interval, no_interval
 from engine.analysis.claims import decide, holm, models_needed
 from engine.analysis.findings import ClaimRow, Estimate, Measure
+from engine.report.tables import measured
 
 
 def measure(value, error, threshold=0.0, upward=True, degrees=15):
@@ -30,6 +31,20 @@ def measure(value, error, threshold=0.0, upward=True, degrees=15):
 )
 def test_a_row_is_held_when_every_interval_lies_on_the_claimed_side(measures, verdict):
     assert decide(measures, 32, 0.95).verdict == verdict
+
+
+@pytest.mark.parametrize("unit", ["points", "share", "epochs"])
+@pytest.mark.parametrize("threshold", [0.0, 0.03, 0.04, 0.5])
+@pytest.mark.parametrize("gap", [0.2, 4e-4, 3e-5, -3e-5, -4e-4, -0.2])
+def test_a_printed_interval_shows_on_which_side_of_the_threshold_it_ends(unit, threshold, gap):
+    for low, high in ((threshold + gap, threshold + 0.3), (threshold - 0.3, threshold + gap)):
+        near = Interval(low=low, high=high, level=0.95, method="")
+        estimate = Estimate(value=low + 0.1, interval=near, standard_error=0.1, degrees=15)
+        decided = Measure(what="it", estimate=estimate, threshold=threshold, unit=unit)
+        printed = measured(decided)[1].replace("−", "-").split(" to ")
+        bar = threshold * (1 if unit == "epochs" else 100)
+        shown = [(float(end) > bar) - (float(end) < bar) for end in printed]
+        assert shown == [(end > threshold) - (end < threshold) for end in (low, high)]
 
 
 def test_a_missing_interval_leaves_the_row_open_with_its_reason():

@@ -190,6 +190,16 @@ def test_intervals_are_shown_within_the_possible_and_kept_whole(tmp_path):
     assert f"{100 * tpr['low']:.2f} to 100.00" in page
 
 
+@pytest.mark.parametrize(("low", "shown"), [(0.50003, "0.50003"), (0.49998, "0.49998")])
+def test_a_printed_auc_shows_on_which_side_of_guessing_its_interval_ends(run, low, shown):
+    found = attack(run.path, ["loss"], cells=["flip5/bn"])
+    close = dataclasses.replace(found.means[0].interval, low=low, high=0.7)
+    means = [dataclasses.replace(found.means[0], auc=0.6, interval=close)]
+    told = io.StringIO()
+    print_attacked(dataclasses.replace(found, means=means), Console(file=told, width=150))
+    assert f"{shown} to 0.7000" in told.getvalue()
+
+
 def test_means_are_kept_with_their_intervals(run, tmp_path):
     found = attack(run.path, ["loss"], out=tmp_path, settings=["fpr=0.001", "level=0.9"])
     stored = json.loads((tmp_path / "means.json").read_text())
