@@ -32,17 +32,23 @@ def lanes_of(channels, count):
 
 
 @kernel
-def _repeated(value_C, lanes):
-    out = np.empty(lanes, np.float32)
+def repeat(value_C, out):
+    """Fill a tile with per-channel values."""
     channels = value_C.size
-    for start in range(0, lanes, channels):
+    for start in range(0, out.size, channels):
         for c in range(channels):
             out[start + c] = value_C[c]
+
+
+@kernel
+def _repeated(value_C, lanes):
+    out = np.empty(lanes, np.float32)
+    repeat(value_C, out)
     return out
 
 
 @kernel
-def _gather(lane, total_C):
+def gather(lane, total_C):
     """Add lanes to the float64 sums of their channels, and clear them."""
     channels = total_C.size
     for start in range(0, lane.size, channels):
@@ -52,16 +58,62 @@ def _gather(lane, total_C):
 
 
 @kernel
+def lane_sums(x, lane):
+    """lane_j += sum of x over the tiles, four at a time, so that lanes are touched less often."""
+    lanes = lane.size
+    four = x.size // (4 * lanes) * 4 * lanes
+    for start in range(0, four, 4 * lanes):
+        a = np.uintp(start)
+        b, c, d = a + np.uintp(lanes), a + np.uintp(2 * lanes), a + np.uintp(3 * lanes)
+        for j in range(lanes):
+            i = np.uintp(j)
+            lane[i] += (x[a + i] + x[b + i]) + (x[c + i] + x[d + i])
+    for start in range(four, x.size, lanes):
+        at = np.uintp(start)
+        for j in range(min(lanes, x.size - start)):
+            lane[j] += x[at + np.uintp(j)]
+
+
+@kernel
+def lane_squares(x, mean, lane):
+    """lane_j += sum of (x - mean_j)² over the tiles, four at a time."""
+    lanes = lane.size
+    four = x.size // (4 * lanes) * 4 * lanes
+    for start in range(0, four, 4 * lanes):
+        a = np.uintp(start)
+        b, c, d = a + np.uintp(lanes), a + np.uintp(2 * lanes), a + np.uintp(3 * lanes)
+        for j in range(lanes):
+            i = np.uintp(j)
+            mean_j = mean[i]
+            away_a, away_b = x[a + i] - mean_j, x[b + i] - mean_j
+            away_c, away_d = x[c + i] - mean_j, x[d + i] - mean_j
+            lane[i] += (away_a * away_a + away_b * away_b) + (away_c * away_c + away_d * away_d)
+    for start in range(four, x.size, lanes):
+        at = np.uintp(start)
+        for j in range(min(lanes, x.size - start)):
+            away = x[at + np.uintp(j)] - mean[j]
+            lane[j] += away * away
+
+
+@kernel
+def lane_products(grad, x, mean, lane_1, lane_2):
+    """lane_1 += sum of grad, lane_2 += sum of grad (x - mean), over the tiles."""
+    lanes = mean.size
+    for start in range(0, x.size, lanes):
+        at = np.uintp(start)
+        for j in range(min(lanes, x.size - start)):
+            slope = grad[at + np.uintp(j)]
+            lane_1[j] += slope
+            lane_2[j] += slope * (x[at + np.uintp(j)] - mean[j])
+
+
+@kernel
 def sums(x, channels, last, total_C):
     """total_c += sum of x over a run of samples (float64)."""
     if last:
-        lanes = lanes_of(channels, x.size)
-        lane = np.zeros(lanes, np.float32)
-        for start in range(0, x.size, lanes):
-            at = np.uintp(start)
-            for j in range(min(lanes, x.size - start)):
-                lane[j] += x[at + np.uintp(j)]
-        _gather(lane, total_C)
+        lane = np.zeros(lanes_of(channels, x.size), np.float32)
+        lane_sums(x, lane)
+        gather(lane, total_C)
         return
     pixels = x.size // channels
     for c in range(channels):
@@ -73,17 +125,13 @@ def sums(x, channels, last, total_C):
 
 @kernel
 def squares(x, mean_C, last, total_C):
-    """total_c += sum of (x - mean_c)² over a run of samples (float64)."""
+    """total_c += sum of (x - mean_C)² over a run of samples (float64)."""
     channels = mean_C.size
     if last:
         lanes = lanes_of(channels, x.size)
-        lane, mean = np.zeros(lanes, np.float32), _repeated(mean_C, lanes)
-        for start in range(0, x.size, lanes):
-            at = np.uintp(start)
-            for j in range(min(lanes, x.size - start)):
-                away = x[at + np.uintp(j)] - mean[j]
-                lane[j] += away * away
-        _gather(lane, total_C)
+        lane = np.zeros(lanes, np.float32)
+        lane_squares(x, _repeated(mean_C, lanes), lane)
+        gather(lane, total_C)
         return
     pixels = x.size // channels
     for c in range(channels):
@@ -96,20 +144,14 @@ def squares(x, mean_C, last, total_C):
 
 @kernel
 def products(grad, x, mean_C, last, total_1_C, total_2_C):
-    """total_1_c += sum of grad, total_2_c += sum of grad (x - mean_c), over a run of samples."""
+    """total_1_c += sum of grad, total_2_c += sum of grad (x - mean_C), over a run of samples."""
     channels = mean_C.size
     if last:
         lanes = lanes_of(channels, x.size)
         lane_1, lane_2 = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
-        mean = _repeated(mean_C, lanes)
-        for start in range(0, x.size, lanes):
-            at = np.uintp(start)
-            for j in range(min(lanes, x.size - start)):
-                slope = grad[at + np.uintp(j)]
-                lane_1[j] += slope
-                lane_2[j] += slope * (x[at + np.uintp(j)] - mean[j])
-        _gather(lane_1, total_1_C)
-        _gather(lane_2, total_2_C)
+        lane_products(grad, x, _repeated(mean_C, lanes), lane_1, lane_2)
+        gather(lane_1, total_1_C)
+        gather(lane_2, total_2_C)
         return
     pixels = x.size // channels
     for c in range(channels):
@@ -164,6 +206,15 @@ def _map_plane(x, residual, mean, scale, shift, extra, floor, out, at, count):
 
 
 @kernel
+def lane_map(x, residual, mean, scale, shift, extra, floor, out):
+    """out = max(floor, (x - mean) scale + shift + residual), constants repeated over a tile."""
+    lanes = mean.size
+    for start in range(0, x.size, lanes):
+        at, count = np.uintp(start), min(lanes, x.size - start)
+        _map_tile(x, residual, mean, scale, shift, extra, floor, out, at, count)
+
+
+@kernel
 def mapped(x, residual, mean_C, scale_C, shift_C, samples, last, extra, relu, out):
     """out = relu((x - mean) scale + shift + residual) over samples; `extra`: with the residual."""
     channels, floor = mean_C.size, floor_of(relu)
@@ -171,15 +222,24 @@ def mapped(x, residual, mean_C, scale_C, shift_C, samples, last, extra, relu, ou
         lanes = lanes_of(channels, x.size)
         mean, scale = _repeated(mean_C, lanes), _repeated(scale_C, lanes)
         shift = _repeated(shift_C, lanes)
-        for start in range(0, x.size, lanes):
-            at, count = np.uintp(start), min(lanes, x.size - start)
-            _map_tile(x, residual, mean, scale, shift, extra, floor, out, at, count)
+        lane_map(x, residual, mean, scale, shift, extra, floor, out)
         return
     pixels = x.size // max(1, samples * channels)
     for row in range(samples * channels):
         c, at = row % channels, np.uintp(row * pixels)
         mean_c, scale_c, shift_c = mean_C[c], scale_C[c], shift_C[c]
         _map_plane(x, residual, mean_c, scale_c, shift_c, extra, floor, out, at, pixels)
+
+
+@kernel
+def lane_slope(grad, x, mean, scale, along, shift, out):
+    """out = grad scale + (x - mean) along + shift, constants repeated over a tile."""
+    lanes = mean.size
+    for start in range(0, x.size, lanes):
+        at = np.uintp(start)
+        for j in range(min(lanes, x.size - start)):
+            i = at + np.uintp(j)
+            out[i] = grad[i] * scale[j] + (x[i] - mean[j]) * along[j] + shift[j]
 
 
 @kernel
@@ -190,6 +250,9 @@ def sloped(grad, y, x, mean_C, scale_C, along_C, shift_C, samples, last, relu, o
         lanes = lanes_of(channels, x.size)
         mean, scale = _repeated(mean_C, lanes), _repeated(scale_C, lanes)
         along, shift = _repeated(along_C, lanes), _repeated(shift_C, lanes)
+        if not relu:
+            lane_slope(grad, x, mean, scale, along, shift, out)
+            return
         for start in range(0, x.size, lanes):
             at = np.uintp(start)
             for j in range(min(lanes, x.size - start)):
@@ -240,7 +303,7 @@ def moments(x, samples, channels, last, mean_C, var_C):
 
 
 @kernel
-def _behind(grad, y, first, stop, relu, keep, masked, scratch):
+def behind(grad, y, first, stop, relu, keep, masked, scratch):
     """A run of the gradient behind the ReLU, written to masked (`keep`) or scratch if need be."""
     here = grad[first:stop]
     if not relu and not keep:
@@ -261,7 +324,7 @@ def reduced(grad, y, x, mean_C, samples, last, relu, keep, masked, total_1_C, to
     scratch = np.empty(block * sample if relu and not keep else 0, np.float32)
     for first in range(0, samples, block):
         a, b = first * sample, min(first + block, samples) * sample
-        slope = _behind(grad, y, a, b, relu, keep, masked, scratch)
+        slope = behind(grad, y, a, b, relu, keep, masked, scratch)
         products(slope, x[a:b], mean_C, last, total_1_C, total_2_C)
 
 
@@ -273,5 +336,5 @@ def summed(grad, y, samples, last, relu, keep, masked, total_C):
     scratch = np.empty(block * sample if relu and not keep else 0, np.float32)
     for first in range(0, samples, block):
         a, b = first * sample, min(first + block, samples) * sample
-        slope = _behind(grad, y, a, b, relu, keep, masked, scratch)
+        slope = behind(grad, y, a, b, relu, keep, masked, scratch)
         sums(slope, total_C.size, last, total_C)

@@ -126,9 +126,10 @@ def affine_backward_stack(
             grad = rest
         if need_x:
             dx = dx_all[m * dx_pitch : m * dx_pitch + count]
-            if scaled:
-                cut = relu and not keep
-                sloped(grad, y, x, zero_C, scale_MC[m], zero_C, zero_C, samples, last, cut, dx)
+            if scaled and (keep or not relu):
+                mapped(grad, grad, zero_C, scale_MC[m], zero_C, samples, last, False, False, dx)
+            elif scaled:
+                sloped(grad, y, x, zero_C, scale_MC[m], zero_C, zero_C, samples, last, True, dx)
             elif relu and not keep:
                 mask(grad, y, dx)
             else:

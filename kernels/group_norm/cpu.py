@@ -10,7 +10,22 @@ from torch import Tensor
 
 from kernels._channels import constants, flat, flat_or
 from kernels._channels import cpu as channels
-from kernels._channels.cpu import mapped, reduced, sloped, squares, sums
+from kernels._channels.cpu import (
+    behind,
+    floor_of,
+    gather,
+    lane_map,
+    lane_products,
+    lane_slope,
+    lane_squares,
+    lane_sums,
+    mapped,
+    products,
+    repeat,
+    sloped,
+    squares,
+    sums,
+)
 from kernels._compiled.cpu import compiler
 from kernels._layout import as_activation, channels_last, empty_activation, nothing
 from kernels.pool import cpu as pool
@@ -138,6 +153,38 @@ def group_norm_pool_backward(
     return out
 
 
+LANES = 256
+"""Elements of a tile: constants change from sample to sample, so few copies of them are made."""
+
+
+@kernel
+def _means(total_C, number, mean_C, mean_G):
+    """Per-group means from per-channel sums, for the groups and for each of their channels."""
+    groups, inside = mean_G.size, mean_C.size // mean_G.size
+    for g in range(groups):
+        total = 0.0
+        for c in range(g * inside, (g + 1) * inside):
+            total += total_C[c]
+            total_C[c] = 0.0
+        mean_G[g] = total / number
+        for c in range(g * inside, (g + 1) * inside):
+            mean_C[c] = mean_G[g]
+
+
+@kernel
+def _scales(square_C, number, eps, weight_C, sigma_G, scale_C):
+    """sigma of each group from per-channel sums of squares, gamma / sigma of each channel."""
+    groups, inside = sigma_G.size, scale_C.size // sigma_G.size
+    for g in range(groups):
+        square = 0.0
+        for c in range(g * inside, (g + 1) * inside):
+            square += square_C[c]
+            square_C[c] = 0.0
+        sigma_G[g] = np.sqrt(square / number + eps)
+        for c in range(g * inside, (g + 1) * inside):
+            scale_C[c] = weight_C[c] / sigma_G[g]
+
+
 @kernel
 def group_norm_stack(
     x_all, x_pitch, rest_all, rest_pitch, y_all, y_pitch, mean_all, mean_pitch, sigma_all,
@@ -145,30 +192,61 @@ def group_norm_stack(
 ):  # fmt: skip
     """Group norm of every model, one sample after another; sigma includes eps."""
     models, channels = weight_MC.shape
-    inside, sample = channels // groups, count // max(1, samples)
-    number = sample // groups
+    sample = count // max(1, samples)
+    number, floor = sample // groups, floor_of(relu)
     mean_C, scale_C = np.empty(channels, np.float32), np.empty(channels, np.float32)
+    total_C = np.zeros(channels)
+    lanes = channels * max(1, LANES // channels)
+    lane, mean = np.zeros(lanes, np.float32), np.empty(lanes, np.float32)
+    scale, shift = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     for m in range(models):
+        repeat(bias_MC[m], shift)
         for n in range(samples):
             a = n * sample
             x = x_all[m * x_pitch + a : m * x_pitch + a + sample]
             rest = rest_all[m * rest_pitch + a : m * rest_pitch + a + sample]
-            total, square = np.zeros(channels), np.zeros(channels)
-            sums(x, channels, last, total)
-            for g in range(groups):
-                first = g * inside
-                mean_C[first : first + inside] = total[first : first + inside].sum() / number
-            squares(x, mean_C, last, square)
-            for g in range(groups):
-                first = g * inside
-                var = square[first : first + inside].sum() / number
-                sigma = np.float32(np.sqrt(var + eps))
-                mean_all[m * mean_pitch + n * groups + g] = mean_C[first]
-                sigma_all[m * sigma_pitch + n * groups + g] = sigma
-                for c in range(first, first + inside):
-                    scale_C[c] = weight_MC[m, c] / sigma
             y = y_all[m * y_pitch + a : m * y_pitch + a + sample]
-            mapped(x, rest, mean_C, scale_C, bias_MC[m], 1, last, extra, relu, y)
+            at = m * mean_pitch + n * groups
+            mean_G = mean_all[at : at + groups]
+            at = m * sigma_pitch + n * groups
+            sigma_G = sigma_all[at : at + groups]
+            if last:
+                lane_sums(x, lane)
+                gather(lane, total_C)
+                _means(total_C, number, mean_C, mean_G)
+                repeat(mean_C, mean)
+                lane_squares(x, mean, lane)
+                gather(lane, total_C)
+                _scales(total_C, number, eps, weight_MC[m], sigma_G, scale_C)
+                repeat(scale_C, scale)
+                lane_map(x, rest, mean, scale, shift, extra, floor, y)
+            else:
+                sums(x, channels, last, total_C)
+                _means(total_C, number, mean_C, mean_G)
+                squares(x, mean_C, last, total_C)
+                _scales(total_C, number, eps, weight_MC[m], sigma_G, scale_C)
+                mapped(x, rest, mean_C, scale_C, bias_MC[m], 1, last, extra, relu, y)
+
+
+@kernel
+def _coefficients(
+    total_1_C, total_2_C, number, weight_C, sigma_G, scale_C, along_C, shift_C, weight_sum_C,
+    bias_sum_C,
+):  # fmt: skip
+    """What dx is made of from the sums over a sample, which are added to gamma's and beta's."""
+    groups, inside = sigma_G.size, scale_C.size // sigma_G.size
+    for g in range(groups):
+        sigma, level, tilt = np.float64(sigma_G[g]), 0.0, 0.0
+        for c in range(g * inside, (g + 1) * inside):
+            weight_sum_C[c] += total_2_C[c] / sigma
+            bias_sum_C[c] += total_1_C[c]
+            level += weight_C[c] * total_1_C[c]
+            tilt += weight_C[c] * total_2_C[c]
+            total_1_C[c] = total_2_C[c] = 0.0
+        for c in range(g * inside, (g + 1) * inside):
+            scale_C[c] = weight_C[c] / sigma
+            along_C[c] = -tilt / (number * sigma**3)
+            shift_C[c] = -level / (number * sigma)
 
 
 @kernel
@@ -181,8 +259,14 @@ def group_norm_backward_stack(
     channels = weight_MC.shape[1]
     inside, sample = channels // groups, count // max(1, samples)
     number = sample // groups
+    scratch = np.empty(sample if relu and not keep else 0, np.float32)
     mean_C, scale_C = np.empty(channels, np.float32), np.empty(channels, np.float32)
     along_C, shift_C = np.empty(channels, np.float32), np.empty(channels, np.float32)
+    total_1, total_2 = np.zeros(channels), np.zeros(channels)
+    lanes = channels * max(1, LANES // channels)
+    lane_1, lane_2 = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+    mean, scale = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
+    along, shift = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     for m in range(models):
         weight_sum, bias_sum = np.zeros(channels), np.zeros(channels)
         for n in range(samples):
@@ -191,25 +275,26 @@ def group_norm_backward_stack(
             y = y_all[m * y_pitch + a : m * y_pitch + a + sample]
             grad = grad_all[m * grad_pitch + a : m * grad_pitch + a + sample]
             rest = rest_all[m * rest_pitch + a : m * rest_pitch + a + sample]
+            dx = dx_all[m * dx_pitch + a : m * dx_pitch + a + sample]
+            slope = behind(grad, y, 0, sample, relu, keep, rest, scratch)
             for c in range(channels):
                 mean_C[c] = mean_MNG[m, n, c // inside]
-            total_1, total_2 = np.zeros(channels), np.zeros(channels)
-            reduced(grad, y, x, mean_C, 1, last, relu, keep, rest, total_1, total_2)
-            bias_sum += total_1
-            for g in range(groups):
-                first, sigma = g * inside, np.float64(sigma_MNG[m, n, g])
-                level, tilt = 0.0, 0.0
-                for c in range(first, first + inside):
-                    weight_sum[c] += total_2[c] / sigma
-                    level += weight_MC[m, c] * total_1[c]
-                    tilt += weight_MC[m, c] * total_2[c]
-                for c in range(first, first + inside):
-                    scale_C[c] = weight_MC[m, c] / sigma
-                    along_C[c] = -tilt / (number * sigma**3)
-                    shift_C[c] = -level / (number * sigma)
-            dx = dx_all[m * dx_pitch + a : m * dx_pitch + a + sample]
-            slope_here = rest if keep else grad
-            sloped(
-                slope_here, y, x, mean_C, scale_C, along_C, shift_C, 1, last, relu and not keep, dx
-            )
+            if last:
+                repeat(mean_C, mean)
+                lane_products(slope, x, mean, lane_1, lane_2)
+                gather(lane_1, total_1)
+                gather(lane_2, total_2)
+            else:
+                products(slope, x, mean_C, last, total_1, total_2)
+            _coefficients(
+                total_1, total_2, number, weight_MC[m], sigma_MNG[m, n], scale_C, along_C,
+                shift_C, weight_sum, bias_sum,
+            )  # fmt: skip
+            if last:
+                repeat(scale_C, scale)
+                repeat(along_C, along)
+                repeat(shift_C, shift)
+                lane_slope(slope, x, mean, scale, along, shift, dx)
+            else:
+                sloped(slope, slope, x, mean_C, scale_C, along_C, shift_C, 1, last, False, dx)
         both_2MC[0, m], both_2MC[1, m] = weight_sum, bias_sum
