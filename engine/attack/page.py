@@ -10,6 +10,7 @@ from engine.attack.result import Result
 from engine.attack.settings import USES
 from engine.report.figures import ARM_INKS, Drawing
 from engine.report.page import figure, section, shell
+from engine.report.tables import table
 
 DESIGNS = {
     "paired": "paired masks: each target is scored without itself and its complement",
@@ -34,7 +35,7 @@ def render(result: Result, drawings: tuple[Drawing, ...]) -> str:
         section("Memorization", figure(by_name["memorization"]))
         if "memorization" in by_name
         else "",
-        section("Means over targets", _table(result) + _below(result)),
+        section("Means over targets", _table(result)),
         section("Run", _facts(result)),
     ]
     return shell(f"Attacks on {result.path.name}", "".join(body))
@@ -142,42 +143,30 @@ def _care(result: Result) -> str:
     return f'<ul class="care quiet">{"".join(f"<li>{escape(item)}</li>" for item in items)}</ul>'
 
 
-def _below(result: Result) -> str:
-    level = percent(result.settings.level)
-    return (
-        f'<p class="quiet">Below the numbers their {level} intervals; non-members: the fewest.</p>'
-    )
-
-
 def _table(result: Result) -> str:
-    alphas = result.settings.fpr
-    heads = ["scores", "attack", "samples", "AUC"]
-    heads += [f"TPR at {percent(alpha)} FPR" for alpha in alphas]
-    heads += ["targets", "non-members", "excluded"]
-    left = 3
-    top = "".join(
-        f"<th>{escape(head)}</th>" if i < left else f'<th class="n">{escape(head)}</th>'
-        for i, head in enumerate(heads)
-    )
+    head = ["scores", "attack", "samples", "AUC"]
+    head += [f"TPR at<br>{percent(alpha)} FPR" for alpha in result.settings.fpr]
+    head += ["targets", "non-<br>members", "excluded"]
     lines = []
     for row in result.means:
-        texts = [row.source, LABELS[row.attack], f"{row.group} ({row.samples:,})"]
-        bounds = rate_interval(row.interval, 4, against=GUESSING)
-        estimates = [(number(row.auc, 4), bounds)]
+        where = escape(row.source).replace("/", "/<wbr>")
+        estimates = [(number(row.auc, 4), rate_interval(row.interval, 4, against=GUESSING))]
         estimates += [(_tpr(rate), rate_interval(rate.interval, 2, 100)) for rate in row.rates]
-        counts = [row.over, f"{row.non_members:,}", f"{row.excluded:,}"]
-        cells = "".join(f'<td class="t">{escape(text)}</td>' for text in texts)
+        cells = f'<td>{where}</td><td class="t">{LABELS[row.attack]}</td>'
+        cells += f'<td class="t">{escape(row.group)}<span class="ci">{row.samples:,}</span></td>'
         cells += "".join(
             f'<td class="n">{value}<span class="ci">{bounds}</span></td>'
             for value, bounds in estimates
         )
+        counts = (row.over, f"{row.non_members:,}", f"{row.excluded:,}")
         cells += "".join(f'<td class="n">{text}</td>' for text in counts)
         first = ' class="first"' if row.group == "all" else ""
         lines.append(f"<tr{first}>{cells}</tr>")
-    return (
-        f'<div class="scroll"><table class="wide"><thead><tr>{top}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    caption = (
+        f"Below the samples their number, below the means their {percent(result.settings.level)} "
+        "intervals; non-members: the fewest."
     )
+    return table(head, lines, caption, 3)
 
 
 def _facts(result: Result) -> str:

@@ -149,6 +149,9 @@ def test_the_page_shows_every_figure_and_loads_nothing(run, tmp_path):
         assert words in page
     refusal = "TPR at 10\N{NO-BREAK SPACE}% FPR is not given where there are fewer than 10"
     assert refusal in page
+    table = page[page.index("<table") :]  # heads and names may break: it fits a narrow page
+    for cell in ("TPR at<br>10\N{NO-BREAK SPACE}% FPR</th>", "<td>flip5/<wbr>bn</td>"):
+        assert cell in table
     best = max((m for m in found.means if m.group == "all"), key=lambda m: m.auc)
     assert f"has the highest AUC: {best.auc:.3f} [{best.interval.low:.3f} to" in page
     for mean in found.means:
