@@ -1,7 +1,10 @@
-"""A finished run with planted effects, written through the store: what reports are tested on."""
+"""A finished run with planted effects, written through the store, and other people's scores."""
 
 import numpy as np
 
+from attacks.loaded import Loaded
+from attacks.population import Population
+from attacks.types import ScoreMatrix
 from engine import seeds, store
 from engine.membership import keep_mask
 from engine.outliers import CLEAN, sample_table
@@ -162,6 +165,17 @@ def layer_curves(epochs, shift, rng):
         "weight_norm_EL": (2 + time + noise).astype(np.float32),
         "gamma_over_sigma_EL": (gamma / sigma).astype(np.float32),
     }
+
+
+def foreign(models=12, samples=80, queries=2, population=True):
+    rng = np.random.default_rng(0)
+    half = rng.random((models // 2, samples)) < 0.5
+    keep = np.concatenate([half, ~half])
+    scores = rng.normal(size=(models, samples, queries)) + 1.5 * keep[:, :, None]
+    z = Population(scores_MZQ=rng.normal(size=(models, 60, queries))) if population else None
+    matrix = ScoreMatrix(scores_MNQ=scores, keep_MN=keep)
+    numbers = np.arange(models) + 3
+    return Loaded(matrix=matrix, numbers_M=numbers, layout="npz", population=z)
 
 
 KEEP = Query(keep_epochs=(2, 4))

@@ -1,44 +1,27 @@
 """`engine attack`: every attack by name on runs and on other people's files."""
 
 import dataclasses
-import io
 import json
-import re
 import subprocess
 import sys
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-from rich.console import Console
-from synthetic_run import a_study, make_run
+from synthetic_run import a_study, foreign, make_run
 
 from attacks.exclusion import plan_exclusion
 from attacks.export import write_lira, write_npz
 from attacks.lira import LiraParameters, lira
-from attacks.loaded import Loaded
 from attacks.memorization import memorization_without
 from attacks.metrics import auc, deciles
-from attacks.population import Population
 from attacks.rmia import RmiaParameters, rmia
 from attacks.types import ScoreMatrix
 from engine.attack import attack
 from engine.attack.settings import USES
-from engine.attack.table import print_attacked
 from engine.store import open_run
 
 POPULATION_FREE = ("loss", "calibrated", "attack_r", "lira_online", "lira_offline")
-
-
-def foreign(models=12, samples=80, queries=2, population=True):
-    rng = np.random.default_rng(0)
-    half = rng.random((models // 2, samples)) < 0.5
-    keep = np.concatenate([half, ~half])
-    scores = rng.normal(size=(models, samples, queries)) + 1.5 * keep[:, :, None]
-    z = Population(scores_MZQ=rng.normal(size=(models, 60, queries))) if population else None
-    matrix = ScoreMatrix(scores_MNQ=scores, keep_MN=keep)
-    numbers = np.arange(models) + 3
-    return Loaded(matrix=matrix, numbers_M=numbers, layout="npz", population=z)
 
 
 @pytest.fixture(scope="module")
@@ -136,71 +119,6 @@ def test_other_peoples_scores_give_the_same_numbers(layout, tmp_path):
     if layout == "npz":
         want = rmia(loaded.matrix, loaded.population, RmiaParameters(online=True), [1, 6])
         np.testing.assert_array_equal(got["rmia_online"], want.scores_TN)
-
-
-def test_the_page_shows_every_figure_and_loads_nothing(run, tmp_path):
-    found = attack(run.path, ["lira_online,rmia_offline"], out=tmp_path, settings=["fpr=0.1"])
-    page = (tmp_path / "attacks.html").read_text()
-    drawn = [path.stem for path in found.written if path.suffix == ".svg"]
-    assert len(drawn) == 1 + 3 + 1
-    assert page.count("<svg") == len(drawn)
-    assert not re.findall(r'(?:src|href)="(?!#)', page)
-    for words in ("LiRA online", "RMIA offline", "bn", "nobn", "guessing", "jackknife intervals"):
-        assert words in page
-    refusal = "TPR at 10\N{NO-BREAK SPACE}% FPR is not given where there are fewer than 10"
-    assert refusal in page
-    table = page[page.index("<table") :]  # heads and names may break: it fits a narrow page
-    for cell in ("TPR at<br>10\N{NO-BREAK SPACE}% FPR</th>", "<td>flip5/<wbr>bn</td>"):
-        assert cell in table
-    best = max((m for m in found.means if m.group == "all"), key=lambda m: m.auc)
-    assert f"has the highest AUC: {best.auc:.3f} [{best.interval.low:.3f} to" in page
-    for mean in found.means:
-        shown = np.isfinite(mean.roc.tpr_A)
-        assert shown.any()
-        assert (mean.roc.fpr_A[shown] >= 1 / mean.non_members).all()
-        assert np.isfinite(mean.roc.low_A[shown]).all()
-
-
-@pytest.mark.parametrize("names", ["loss", "loss,lira_online,attack_r"])
-def test_the_page_claims_nothing_where_nothing_is_found(names, tmp_path):
-    loaded = foreign(samples=400)
-    null = np.random.default_rng(1).normal(size=loaded.matrix.scores_MNQ.shape)
-    nothing = dataclasses.replace(
-        loaded, matrix=dataclasses.replace(loaded.matrix, scores_MNQ=null)
-    )
-    found = attack(write_npz(tmp_path / "x.npz", nothing), [names], out=tmp_path / "out")
-    assert all(mean.interval.low <= 0.5 for mean in found.means)
-    page = (tmp_path / "out/attacks.html").read_text()
-    answer = re.findall(r'<p class="answer">(.*?)</p>', page)[0]
-    best = max(found.means, key=lambda mean: mean.auc)
-    told = f"No attack here tells members from non-members: the highest AUC is {best.auc:.3f} ["
-    assert answer.startswith(told)
-
-
-def test_intervals_are_shown_within_the_possible_and_kept_whole(tmp_path):
-    loaded = foreign(models=8, samples=60)
-    loaded.matrix.scores_MNQ[loaded.matrix.keep_MN] += 1
-    path, told = write_npz(tmp_path / "x.npz", loaded), io.StringIO()
-    found = attack(path, ["lira_online"], out=tmp_path / "out", settings=["fpr=0.1"])
-    print_attacked(found, Console(file=told, width=150))
-    page = (tmp_path / "out/attacks.html").read_text()
-    (kept,) = json.loads((tmp_path / "out/means.json").read_text())
-    auc, tpr = kept["interval"], kept["rates"][0]["interval"]
-    assert min(auc["high"], tpr["high"]) > 1
-    assert f"{auc['low']:.4f} to 1.0000" in told.getvalue()
-    assert f"[{auc['low']:.3f} to 1.000]" in page
-    assert f"{auc['low']:.4f} to 1.0000" in page
-    assert f"{100 * tpr['low']:.2f} to 100.00" in page
-
-
-@pytest.mark.parametrize(("low", "shown"), [(0.50003, "0.50003"), (0.49998, "0.49998")])
-def test_a_printed_auc_shows_on_which_side_of_guessing_its_interval_ends(run, low, shown):
-    found = attack(run.path, ["loss"], cells=["flip5/bn"])
-    close = dataclasses.replace(found.means[0].interval, low=low, high=0.7)
-    means = [dataclasses.replace(found.means[0], auc=0.6, interval=close)]
-    told = io.StringIO()
-    print_attacked(dataclasses.replace(found, means=means), Console(file=told, width=150))
-    assert f"{shown} to 0.7000" in told.getvalue()
 
 
 def test_means_are_kept_with_their_intervals(run, tmp_path):
