@@ -86,14 +86,22 @@ class PlainAffine(layers.Affine):
     """Affine by broadcasting."""
 
     def forward(
-        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+        self,
+        x: Tensor,
+        *,
+        relu: bool = True,
+        residual: Tensor | None = None,
+        after: Tensor | None = None,
+        pool: int = 0,
     ) -> Tensor:
-        """x * scale + shift, + residual, F.relu, F.max_pool2d."""
+        """x * scale + shift, + residual, F.relu, + after, F.max_pool2d."""
         if self.weight is not None:
             x = x * self.weight.reshape(-1, 1, 1)
         if self.bias is not None:
             x = x + self.bias.reshape(-1, 1, 1)
-        return _finish(x, relu, residual, pool)
+        x = _finish(x, relu, residual, 0)
+        x = x if after is None else x + after
+        return F.max_pool2d(x, pool) if pool else x
 
 
 class PlainAvgPool(layers.AvgPool):

@@ -237,13 +237,19 @@ class Affine(Norm):
         _constant(self.bias, 0.0)
 
     def forward(
-        self, x: Tensor, *, relu: bool = True, residual: Tensor | None = None, pool: int = 0
+        self,
+        x: Tensor,
+        *,
+        relu: bool = True,
+        residual: Tensor | None = None,
+        after: Tensor | None = None,
+        pool: int = 0,
     ) -> Tensor:
-        """act(scale * x + shift + residual); torch's own ReLU where that is all there is."""
-        if self.weight is None and self.bias is None and residual is None:
+        """act(scale * x + shift + residual) + after; torch's ReLU where there is nothing else."""
+        if self.weight is None and self.bias is None and residual is None and after is None:
             y = torch.relu(x) if relu else x
         else:
-            y = kernels.affine(x, self.weight, self.bias, relu=relu, residual=residual)
+            y = kernels.affine(x, self.weight, self.bias, relu, residual, after)
         return kernels.max_pool(y, pool) if pool else y
 
 
@@ -322,9 +328,14 @@ class ConvNormAct(nn.Module):
         super().__init__()
         self.conv, self.norm, self.relu, self.pool = conv, norm, relu, pool
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """pool(act(norm(conv(x)) + residual))."""
-        y: Tensor = self.norm(self.conv(x), relu=self.relu, residual=residual, pool=self.pool)
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, after: Tensor | None = None
+    ) -> Tensor:
+        """pool(act(norm(conv(x)) + residual)); an Affine adds the scalar `after` behind act."""
+        more = {} if after is None else {"after": after}
+        y: Tensor = self.norm(
+            self.conv(x), relu=self.relu, residual=residual, pool=self.pool, **more
+        )
         return y
 
 

@@ -16,6 +16,7 @@ from engine.models.layers import (
     Conv,
     ConvNormAct,
     GlobalAvgPool,
+    Layer,
     Linear,
     NormChoice,
 )
@@ -54,29 +55,49 @@ class BasicBlock(nn.Module):
         return y
 
 
-class FixupBlock(nn.Module):
+class FixupBlock(Layer):
     """A basic block without a norm: scalar biases, one multiplier, scaled first, zero last conv.
 
     `blocks` is the number of residual blocks of the net, L in the first convolution's factor
-    L^(-1/2) (two convolutions a branch).
+    L^(-1/2) (two convolutions a branch). The bias in front of a convolution is added by the op
+    before it: `before_first` by the layer before the block, see `in_turn`. Fixup's scalars learn at
+    a tenth of the learning rate.
     """
+
+    lr_factor = 0.1
 
     def __init__(self, blocks: int, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
         first = Conv(inputs, outputs, stride=stride, scale=blocks**-0.5)
         second = Conv(outputs, outputs, init="zero")
-        self.before_first = Affine(None, scale=False)
+        self.before_first = nn.Parameter(torch.empty(()))
         self.first = ConvNormAct(first, Affine(None, scale=False))
-        self.before_second = Affine(None, scale=False)
+        self.before_second = nn.Parameter(torch.empty(()))
         self.second = ConvNormAct(second, Affine(None))
         self.shortcut = Shortcut(inputs, outputs, stride)
+        self.draw(None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, O, H / stride, W / stride)."""
-        x = self.before_first(x, relu=False)
-        inner = self.before_second(self.first(x), relu=False)
-        y: Tensor = self.second(inner, self.shortcut(x))
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Biases start at zero; nothing is drawn."""
+        with torch.no_grad():
+            self.before_first.zero_()
+            self.before_second.zero_()
+
+    def forward(self, x: Tensor, after: Tensor | None = None) -> Tensor:
+        """x + before_first (N, C, H, W) -> (N, O, H / stride, W / stride), plus `after`."""
+        inner = self.first(x, after=self.before_second)
+        y: Tensor = self.second(inner, self.shortcut(x), after)
         return y
+
+
+def in_turn(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Layers one after the other; each adds what a Fixup block behind it wants added."""
+    for layer, following in zip(layers, (*layers[1:], None), strict=True):
+        if isinstance(following, FixupBlock):
+            x = layer(x, after=following.before_first)
+        else:
+            x = layer(x)
+    return x
 
 
 def _block(norm: NormChoice, blocks: int, inputs: int, outputs: int, stride: int = 1) -> nn.Module:
@@ -116,7 +137,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (N, C, H, W) -> logits (N, K)."""
-        x = self.blocks(self.stem(x))
+        x = in_turn([self.stem, *self.blocks], x)
         logits: Tensor = self.classifier(self.mean(x))
         return logits
 
@@ -150,6 +171,6 @@ class ResNet9(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (N, C, H, W) -> logits (N, K)."""
-        maxima = self.trunk(x).amax((2, 3))
+        maxima = in_turn(list(self.trunk), x).amax((2, 3))
         logits: Tensor = self.classifier(maxima) * 0.125
         return logits

@@ -165,10 +165,10 @@ def products(grad, x, mean_C, last, total_1_C, total_2_C):
 
 
 @kernel
-def mask(grad, y, out):
-    """The gradient behind a ReLU: grad where y is above 0 (or NaN)."""
+def mask(grad, y, level, out):
+    """The gradient behind a ReLU: grad where y is above `level` (or NaN)."""
     for j in range(out.size):
-        out[j] = ZERO if y[j] <= ZERO else grad[j]
+        out[j] = ZERO if y[j] <= level else grad[j]
 
 
 @kernel
@@ -178,57 +178,57 @@ def floor_of(relu):
 
 
 @kernel
-def _map_tile(x, residual, mean, scale, shift, extra, floor, out, at, count):
+def _map_tile(x, residual, mean, scale, shift, after, extra, floor, out, at, count):
     if extra:
         for j in range(count):
             i = at + np.uintp(j)
             value = (x[i] - mean[j]) * scale[j] + shift[j] + residual[i]
-            out[i] = floor if value <= floor else value
+            out[i] = (floor if value <= floor else value) + after
     else:
         for j in range(count):
             i = at + np.uintp(j)
             value = (x[i] - mean[j]) * scale[j] + shift[j]
-            out[i] = floor if value <= floor else value
+            out[i] = (floor if value <= floor else value) + after
 
 
 @kernel
-def _map_plane(x, residual, mean, scale, shift, extra, floor, out, at, count):
+def _map_plane(x, residual, mean, scale, shift, after, extra, floor, out, at, count):
     if extra:
         for j in range(count):
             i = at + np.uintp(j)
             value = (x[i] - mean) * scale + shift + residual[i]
-            out[i] = floor if value <= floor else value
+            out[i] = (floor if value <= floor else value) + after
     else:
         for j in range(count):
             i = at + np.uintp(j)
             value = (x[i] - mean) * scale + shift
-            out[i] = floor if value <= floor else value
+            out[i] = (floor if value <= floor else value) + after
 
 
 @kernel
-def lane_map(x, residual, mean, scale, shift, extra, floor, out):
-    """out = max(floor, (x - mean) scale + shift + residual), constants repeated over a tile."""
+def lane_map(x, residual, mean, scale, shift, after, extra, floor, out):
+    """`mapped` with constants that are repeated over a tile."""
     lanes = mean.size
     for start in range(0, x.size, lanes):
         at, count = np.uintp(start), min(lanes, x.size - start)
-        _map_tile(x, residual, mean, scale, shift, extra, floor, out, at, count)
+        _map_tile(x, residual, mean, scale, shift, after, extra, floor, out, at, count)
 
 
 @kernel
-def mapped(x, residual, mean_C, scale_C, shift_C, samples, last, extra, relu, out):
-    """out = relu((x - mean) scale + shift + residual) over samples; `extra`: with the residual."""
+def mapped(x, residual, mean_C, scale_C, shift_C, after, samples, last, extra, relu, out):
+    """out = relu((x - mean) scale + shift + residual) + after; `extra`: with the residual."""
     channels, floor = mean_C.size, floor_of(relu)
     if last:
         lanes = lanes_of(channels, x.size)
         mean, scale = _repeated(mean_C, lanes), _repeated(scale_C, lanes)
         shift = _repeated(shift_C, lanes)
-        lane_map(x, residual, mean, scale, shift, extra, floor, out)
+        lane_map(x, residual, mean, scale, shift, after, extra, floor, out)
         return
     pixels = x.size // max(1, samples * channels)
     for row in range(samples * channels):
         c, at = row % channels, np.uintp(row * pixels)
         mean_c, scale_c, shift_c = mean_C[c], scale_C[c], shift_C[c]
-        _map_plane(x, residual, mean_c, scale_c, shift_c, extra, floor, out, at, pixels)
+        _map_plane(x, residual, mean_c, scale_c, shift_c, after, extra, floor, out, at, pixels)
 
 
 @kernel
@@ -303,14 +303,24 @@ def moments(x, samples, channels, last, mean_C, var_C):
 
 
 @kernel
-def behind(grad, y, first, stop, relu, keep, masked, scratch):
-    """A run of the gradient behind the ReLU, written to masked (`keep`) or scratch if need be."""
+def run_of(count, samples, last):
+    """Elements of a run of whole samples: about a block, or one sample where there are planes."""
+    sample = count // max(1, samples)
+    return max(1, sample * max(1, BLOCK // max(1, sample)) if last else sample)
+
+
+@kernel
+def behind(grad, y, first, stop, level, relu, keep, masked, scratch):
+    """A run of the gradient behind a ReLU that ends at `level` (y above it passes).
+
+    Written to masked (`keep`) or scratch if need be.
+    """
     here = grad[first:stop]
     if not relu and not keep:
         return here
     out = masked[first:stop] if keep else scratch[: stop - first]
     if relu:
-        mask(here, y[first:stop], out)
+        mask(here, y[first:stop], level, out)
     else:
         out[:] = here
     return out
@@ -319,22 +329,9 @@ def behind(grad, y, first, stop, relu, keep, masked, scratch):
 @kernel
 def reduced(grad, y, x, mean_C, samples, last, relu, keep, masked, total_1_C, total_2_C):
     """Sums of the masked gradient and of its product with x - mean; `keep`: write it to masked."""
-    sample = x.size // max(1, samples)
-    block = max(1, BLOCK // max(1, sample)) if last else 1
-    scratch = np.empty(block * sample if relu and not keep else 0, np.float32)
-    for first in range(0, samples, block):
-        a, b = first * sample, min(first + block, samples) * sample
-        slope = behind(grad, y, a, b, relu, keep, masked, scratch)
-        products(slope, x[a:b], mean_C, last, total_1_C, total_2_C)
-
-
-@kernel
-def summed(grad, y, samples, last, relu, keep, masked, total_C):
-    """Sums of the masked gradient alone; `keep`: write it to masked."""
-    sample = grad.size // max(1, samples)
-    block = max(1, BLOCK // max(1, sample)) if last else 1
-    scratch = np.empty(block * sample if relu and not keep else 0, np.float32)
-    for first in range(0, samples, block):
-        a, b = first * sample, min(first + block, samples) * sample
-        slope = behind(grad, y, a, b, relu, keep, masked, scratch)
-        sums(slope, total_C.size, last, total_C)
+    run = run_of(x.size, samples, last)
+    scratch = np.empty(run if relu and not keep else 0, np.float32)
+    for first in range(0, x.size, run):
+        stop = min(first + run, x.size)
+        slope = behind(grad, y, first, stop, ZERO, relu, keep, masked, scratch)
+        products(slope, x[first:stop], mean_C, last, total_1_C, total_2_C)

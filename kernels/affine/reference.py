@@ -12,9 +12,14 @@ def _broad(value: Tensor) -> Tensor:
 
 
 def affine(
-    x: Tensor, scale: Tensor | None, shift: Tensor | None, residual: Tensor | None, relu: bool
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    residual: Tensor | None,
+    after: Tensor | None,
+    relu: bool,
 ) -> Tensor:
-    """relu(scale * x + shift + residual), each part where it is given."""
+    """relu(scale * x + shift + residual) + after, each part where it is given."""
     y = x
     if scale is not None:
         y = y * _broad(scale)
@@ -22,7 +27,9 @@ def affine(
         y = y + _broad(shift)
     if residual is not None:
         y = y + residual
-    return y.relu() if relu else y
+    if relu:
+        y = y.relu()
+    return y if after is None else y + after
 
 
 def affine_backward(
@@ -30,12 +37,13 @@ def affine_backward(
     x: Tensor | None,
     scale: Tensor | None,
     y: Tensor | None,
+    after: Tensor | None,
     need_x: bool,
     shift_shape: list[int] | None,
     need_residual: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x, scale, shift and residual; y is given where it went through ReLU."""
-    grad = grad_y if y is None else torch.where(y <= 0, 0, grad_y)
+    """Gradients of x, scale, shift, residual, after; y is given where it went through ReLU."""
+    grad = grad_y if y is None else torch.where(y <= (0 if after is None else after), 0, grad_y)
     grad_scale = None
     if scale is not None and x is not None:
         grad_scale = (grad * x).sum() if scale.dim() == 0 else (grad * x).sum((0, 2, 3))
@@ -47,4 +55,5 @@ def affine_backward(
         grad_scale,
         grad_shift,
         grad if need_residual else None,
+        None if after is None else grad_y.sum(),
     )

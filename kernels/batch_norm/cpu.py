@@ -219,7 +219,7 @@ def batch_norm_stack(
             if form:
                 penalty += _penalty_slope(ratio, form, tau) ** 2 / 4
         penalty_all[m * penalty_pitch] = penalty / channels
-        mapped(x, rest, mean_C, scale_C, bias_MC[m], samples, last, extra, relu, y)
+        mapped(x, rest, mean_C, scale_C, bias_MC[m], ZERO, samples, last, extra, relu, y)
 
 
 @kernel

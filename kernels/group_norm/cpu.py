@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels._channels import constants, flat, flat_or
 from kernels._channels import cpu as channels
 from kernels._channels.cpu import (
+    ZERO,
     behind,
     floor_of,
     gather,
@@ -219,13 +220,13 @@ def group_norm_stack(
                 gather(lane, total_C)
                 _scales(total_C, number, eps, weight_MC[m], sigma_G, scale_C)
                 repeat(scale_C, scale)
-                lane_map(x, rest, mean, scale, shift, extra, floor, y)
+                lane_map(x, rest, mean, scale, shift, ZERO, extra, floor, y)
             else:
                 sums(x, channels, last, total_C)
                 _means(total_C, number, mean_C, mean_G)
                 squares(x, mean_C, last, total_C)
                 _scales(total_C, number, eps, weight_MC[m], sigma_G, scale_C)
-                mapped(x, rest, mean_C, scale_C, bias_MC[m], 1, last, extra, relu, y)
+                mapped(x, rest, mean_C, scale_C, bias_MC[m], ZERO, 1, last, extra, relu, y)
 
 
 @kernel
@@ -276,7 +277,7 @@ def group_norm_backward_stack(
             grad = grad_all[m * grad_pitch + a : m * grad_pitch + a + sample]
             rest = rest_all[m * rest_pitch + a : m * rest_pitch + a + sample]
             dx = dx_all[m * dx_pitch + a : m * dx_pitch + a + sample]
-            slope = behind(grad, y, 0, sample, relu, keep, rest, scratch)
+            slope = behind(grad, y, 0, sample, ZERO, relu, keep, rest, scratch)
             for c in range(channels):
                 mean_C[c] = mean_MNG[m, n, c // inside]
             if last:

@@ -99,7 +99,7 @@ def test_fixup_scales_first_convolutions_by_the_number_of_blocks():
     weight = model.blocks[8].first.conv.weight
     assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5 * 9**-0.5, rel=0.02)
     factors = lr_factors(model)
-    assert factors["blocks.0.before_first.bias"] == factors["blocks.0.second.norm.weight"] == 0.1
+    assert factors["blocks.0.before_first"] == factors["blocks.0.second.norm.weight"] == 0.1
     assert factors["blocks.0.first.conv.weight"] == factors["classifier.bias"] == 1.0
 
 

@@ -136,14 +136,15 @@ def _eval_batch_norm(call):
     return run
 
 
-def _plain_affine(x, scale=None, shift=None, residual=None, relu=False):
+def _plain_affine(x, scale=None, shift=None, residual=None, after=None, relu=False):
     def broad(t):
         return t if t.dim() == 0 else t[:, None, None]
 
     y = x if scale is None else x * broad(scale)
     y = y if shift is None else y + broad(shift)
     y = y if residual is None else y + residual
-    return y.relu() if relu else y
+    y = y.relu() if relu else y
+    return y if after is None else y + after
 
 
 def _affine_case(name, shape, parts, relu=False):
@@ -151,7 +152,7 @@ def _affine_case(name, shape, parts, relu=False):
         name=f"affine {name}",
         shapes={"x": shape} | parts,
         ours=lambda **t: kernels.affine(
-            t["x"], t.get("scale"), t.get("shift"), relu, t.get("residual")
+            t["x"], t.get("scale"), t.get("shift"), relu, t.get("residual"), t.get("after")
         ),
         plain=lambda **t: _plain_affine(**t, relu=relu),
     )
@@ -260,6 +261,15 @@ CASES = [
     _affine_case("shift", (3, 24, 3, 7), {"shift": ()}),
     _affine_case("scale", (3, 5, 3, 7), {"scale": (5,)}, relu=True),
     _affine_case("sum", (3, 5, 3, 7), {"residual": (3, 5, 3, 7)}, relu=True),
+    _affine_case("after alone", (3, 16, 3, 7), {"after": ()}, relu=True),
+    _affine_case("two shifts", (3, 5, 5, 7), {"shift": (), "after": ()}, relu=True),
+    _affine_case("shifts without ReLU", (3, 24, 3, 7), {"shift": (24,), "after": ()}),
+    _affine_case(
+        "Fixup",
+        (70, 16, 9, 7),
+        {"scale": (), "shift": (), "residual": (70, 16, 9, 7), "after": ()},
+        relu=True,
+    ),
     Case(name="relu", shapes={"x": (3, 12, 5, 7)}, ours=kernels.relu, plain=torch.relu),
     _pool_case("max planes", (5, 6, 9, 11), kernels.max_pool, lambda x: F.max_pool2d(x, 2)),
     _pool_case("max channels-last", (3, 13, 7, 8), kernels.max_pool, lambda x: F.max_pool2d(x, 2)),

@@ -181,6 +181,7 @@ def test_an_empty_batch(dtype):
         lambda: kernels.batch_norm(torch.ones(1, 3), None, None, None, None, training=False),
         lambda: kernels.group_norm(torch.ones(1, 3, 2, 2), 2, None, None),
         lambda: kernels.affine(torch.ones(1, 3, 2, 2), torch.ones(2), None),
+        lambda: kernels.affine(torch.ones(1, 3, 2, 2), None, None, after=torch.ones(3)),
         lambda: kernels.max_pool(torch.ones(1, 3, 2, 2), 3),
         lambda: kernels.concat(torch.ones(1, 3, 2, 2), torch.ones(1, 3, 2, 3)),
         lambda: kernels.cross_entropy(torch.ones(2, 3), torch.zeros(3, dtype=torch.int64)),
