@@ -256,6 +256,8 @@ class _Session:
             self._raised(number, error.cause)
         except errors.RuntimeEnvSetupError as error:
             ledger.raised(number, f"its environment could not be set up: {_line(error)}")
+        except errors.ObjectLostError:
+            ledger.lost(number, "its result was lost")
         except errors.RayError as error:
             ledger.lost(number, _KINDS.get(type(error).__name__, _line(error)))
         except ValueError as error:  # last: what Ray raises for a task's ValueError is one, too
@@ -310,8 +312,11 @@ class _Session:
                 self._ray.cancel(reference, force=True)
 
     def _put_down(self, sign: Sign | None) -> None:
-        """A frozen process hears no cancelling: have it killed, so that its place is free."""
-        if sign is not None and sign.node in self._offers.slots:
+        """A frozen process hears no cancelling: have it killed, so that its place is free.
+
+        Not one whose result got lost: it may be training the same shard again.
+        """
+        if sign is not None and not sign.over and sign.node in self._offers.slots:
             pinned = {
                 "num_cpus": 0,
                 "max_retries": 0,
@@ -364,9 +369,6 @@ _KINDS = {
     "WorkerCrashedError": "its worker process was killed",
     "NodeDiedError": "its node was lost",
     "LocalRayletDiedError": "its node was lost",
-    "ObjectLostError": "its result was lost",
-    "ObjectFreedError": "its result was lost",
-    "OwnerDiedError": "its result was lost",
     "GetTimeoutError": f"its result did not arrive within {FETCH_SECONDS:.0f} s",
 }
 

@@ -133,13 +133,19 @@ class Ledger:
         return found
 
     def lost(self, number: int, reason: str) -> None:
-        """The worker, its node or its result is gone: train the shard again, a few times."""
+        """The worker, its node or its result is gone: train the shard again, a few times.
+
+        After the second time in two halves: a kernel that is out of memory kills without a word.
+        """
         shard = self._close(number, reason)
         if shard is None:
             return
         shard.crashes += 1
         if shard.crashes > self.policy.retries:
-            self._fail(shard, f"lost {shard.crashes} times, last: {reason}")
+            lost = f"lost {shard.crashes} times, last: {reason}"
+            self._fail(shard, f"{lost}; if memory was short, {_remedy(shard)}")
+        elif shard.crashes == 2 and len(shard.stack) > 1 and not shard.halved:
+            self._split(shard, halved=True)
         else:
             self._again(shard)
 
@@ -149,7 +155,7 @@ class Ledger:
         if shard is None:
             return
         if shard.halved or len(shard.stack) == 1:
-            self._fail(shard, f"{reason}: lower resources.stack or train.batch")
+            self._fail(shard, f"{reason}: {_remedy(shard)}")
         else:
             self._split(shard, halved=True)
 
@@ -210,7 +216,8 @@ class Ledger:
             elif sign.node not in living:
                 found[number] = f"node {sign.worker} left the cluster"
             elif sign.age > silence:
-                found[number] = f"no sign of life from {sign.worker} for {sign.age:.0f} s"
+                what = "result arrived" if sign.over else "sign of life"
+                found[number] = f"no {what} from {sign.worker} for {sign.age:.0f} s"
         return found
 
     def stranded(self, now: float, free: bool) -> list[int]:
@@ -341,3 +348,9 @@ class Ledger:
         shard.state = "failed"
         self.failed.append(shard)
         self.reasons.append(f"given up: {describe(shard.stack)}: {reason}")
+
+
+def _remedy(shard: Shard) -> str:
+    if len(shard.stack) > 1:
+        return "lower resources.stack"
+    return "let its node train fewer at once (resources.processes, --num-cpus) or lower train.batch"

@@ -27,12 +27,16 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """A worker's latest sign of life. age: seconds since it was heard."""
+    """A worker's latest sign of life.
+
+    age: seconds since it was heard. over: whether it told that it is done with the shard.
+    """
 
     epochs: int
     node: str
     pid: int
     age: float
+    over: bool = False
 
     @property
     def worker(self) -> str:

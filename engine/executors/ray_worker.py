@@ -178,6 +178,7 @@ class _Pulse:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
+        self._tell()
 
     def epoch(self, done: int) -> None:
         """Note progress; tell it, unless that was done just now."""
@@ -192,7 +193,8 @@ class _Pulse:
     def _tell(self) -> None:
         self._told = time.monotonic()
         try:
-            self._board.hear.remote(self._order.number, self._epochs, self._order.node, os.getpid())
+            place, over = (self._order.node, os.getpid()), self._end.is_set()
+            self._board.hear.remote(self._order.number, self._epochs, *place, over)
         except Exception:  # a lost board turns progress off, never training
             return
 
@@ -201,17 +203,20 @@ class Board:
     """The actor that remembers every shard's latest sign of life."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, tuple[int, str, int, float]] = {}
+        self._heard: dict[int, tuple[Sign, float]] = {}
 
-    def hear(self, number: int, epochs: int, node: str, pid: int) -> None:
-        """A beat of a worker."""
-        self._heard[number] = (epochs, node, pid, time.monotonic())
+    def hear(self, number: int, epochs: int, node: str, pid: int, over: bool = False) -> None:
+        """A beat of a worker; the last one says that it is over."""
+        if number in self._heard:  # a beat may come late
+            over = over or self._heard[number][0].over
+        sign = Sign(epochs=epochs, node=node, pid=pid, age=0.0, over=over)
+        self._heard[number] = (sign, time.monotonic())
 
     def signs(self, wanted: list[int]) -> dict[int, Sign]:
         """What was heard of these attempts; the others are forgotten."""
         now = time.monotonic()
         self._heard = {n: heard for n, heard in self._heard.items() if n in set(wanted)}
         return {
-            number: Sign(epochs=epochs, node=node, pid=pid, age=now - heard)
-            for number, (epochs, node, pid, heard) in self._heard.items()
+            number: dataclasses.replace(sign, age=now - heard)
+            for number, (sign, heard) in self._heard.items()
         }

@@ -4,6 +4,7 @@ import pytest
 
 from engine.executors.ray_ledger import Ledger
 from engine.executors.ray_shard import Policy, Shard, Sign
+from engine.executors.ray_worker import Board
 from engine.plan import ModelRef
 
 
@@ -35,14 +36,25 @@ def test_every_shard_is_handed_out_once_and_counted_when_done():
 
 
 def test_a_lost_worker_costs_its_shard_only_and_at_most_three_repeats():
-    book = ledger(2)
+    book = ledger(1)
     for repeat in range(3):
         number, attempt = book.take(0.0)
         book.lost(number, "killed")
-        assert (book.retrained, models(attempt)) == (repeat + 1, [0, 1])
+        assert (book.retrained, models(attempt)) == (repeat + 1, [0])
     book.lost(book.take(0.0)[0], "killed")
     assert (len(book.failed), book.unfinished) == (1, False)
-    assert "lost 4 times" in book.reasons[-1]
+    assert "lost 4 times, last: killed; if memory was short, let its node" in book.reasons[-1]
+
+
+def test_a_stack_lost_twice_is_halved_as_a_kernel_kills_for_memory_without_a_word():
+    book, trained = ledger(4), []
+    while (taken := book.take(0.0)) is not None:
+        trained.append(models(taken[1]))
+        book.lost(taken[0], "killed")
+    assert trained[:2] == [[0, 1, 2, 3]] * 2
+    assert sorted(trained[2:]) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert [len(shard.stack) for shard in book.failed] == [2, 2]
+    assert "lost 4 times, last: killed; if memory was short, lower resources" in book.reasons[-1]
 
 
 def test_out_of_memory_halves_a_stack_once():
@@ -52,8 +64,15 @@ def test_out_of_memory_halves_a_stack_once():
     assert sorted([models(one), models(two)]) == [[0, 1], [2, 3]]
     book.too_big(first, "out of memory")
     assert len(book.failed) == 1
+    assert book.reasons[-1].endswith("out of memory: lower resources.stack")
     assert book.succeeded(second, 1.0)
     assert book.snapshot().models_done == 2
+
+
+def test_a_single_model_out_of_memory_needs_a_larger_share_of_its_node():
+    book = ledger(1)
+    book.too_big(book.take(0.0)[0], "out of memory")
+    assert "out of memory: let its node train fewer at once (res" in book.reasons[-1]
 
 
 def test_an_exception_is_narrowed_down_to_the_model_that_raises_it():
@@ -107,6 +126,26 @@ def test_epochs_of_a_stack_that_was_cut_are_those_of_its_parts_on_average():
     assert book.hear({again: sign(epochs=0)}, 4.0) == [(0, 3)]
     book.succeeded(again, 9.0, epochs=8)
     assert book.epochs(0) == 8
+
+
+def test_a_worker_that_is_done_but_whose_result_does_not_come_is_not_called_silent():
+    book = ledger(1, 1, silence=10.0)
+    (first, _), (second, _) = book.take(0.0), book.take(0.0)
+    done = Sign(epochs=3, node="n1", pid=1, age=11.0, over=True)
+    book.hear({first: done, second: sign(age=11.0)}, 11.0)
+    found = book.suspects(11.0, ["n1"], free=False)
+    assert found[first] == "no result arrived from n1/1 for 11 s"
+    assert found[second] == "no sign of life from n1/1 for 11 s"
+
+
+def test_a_beat_that_comes_late_does_not_undo_the_end():
+    board = Board()
+    board.hear(7, 2, "n1", 1)
+    assert not board.signs([7])[7].over
+    board.hear(7, 3, "n1", 1, True)
+    board.hear(7, 3, "n1", 1)
+    assert board.signs([7])[7].over
+    assert board.signs([8]) == board.signs([7]) == {}
 
 
 def test_only_shards_for_the_same_nodes_overtake_one_another():
