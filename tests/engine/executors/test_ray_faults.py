@@ -51,7 +51,6 @@ def trained(tmp_path_factory):
         "freeze_node",
         "freeze_worker",
         "join_node",
-        "lost_result",
         "lost_board",
         "out_of_memory",
     ],
@@ -68,6 +67,56 @@ def test_after_a_fault_every_byte_is_there(tmp_path, undisturbed, scenario):
         assert any("node" in said or "sign of life" in said for said in facts["said"])
     equal = outcome.left(tmp_path) == undisturbed
     record(scenario, facts, equal)
+    assert equal
+
+
+@pytest.fixture
+def groups():
+    if not os.access("/sys/fs/cgroup/memory", os.W_OK):
+        pytest.skip("limiting memory needs root and control groups of version 1")
+
+
+@pytest.mark.parametrize("scenario", ["host_memory", "kernel_memory"])
+def test_a_host_out_of_memory_halves_the_stacks(tmp_path, undisturbed, groups, scenario):
+    facts = outcome.act(scenario, tmp_path)
+    assert facts["failure"] is None
+    assert (facts["stacks"], facts["done"]) == (3, 6)
+    reasons = [said.split(": ", 1)[1] for said in facts["said"]]
+    if scenario == "host_memory":
+        assert (facts["killed_by_kernel"], reasons) == (0, ["out of memory on its node"] * 3)
+    else:
+        assert (facts["killed_by_kernel"], reasons) == (6, ["its worker process was killed"] * 6)
+    equal = outcome.left(tmp_path) == undisturbed
+    record(scenario, facts, equal)
+    assert equal
+
+
+def test_a_model_that_fits_nowhere_is_reported_with_what_to_do(tmp_path, groups):
+    facts = outcome.act("too_large_models", tmp_path)
+    assert (facts["models_done"], facts["failed"], facts["killed_by_kernel"]) == (0, 3, 0)
+    first, what = facts["failure"].split(": ", 1)
+    assert first == "3 models could not be trained, first flip5/bn model 1 (flip5/bn model 1"
+    assert what.startswith("out of memory on its node: let its node train fewer at once (resou")
+
+
+def test_a_result_that_died_with_its_node_is_trained_again(tmp_path):
+    expected = outcome.pretended(tmp_path / "plain", ballast_mb=1)
+    facts = outcome.act("lost_result", tmp_path / "struck")
+    assert facts["failure"] is None
+    assert any(said.endswith(": its result was lost") for said in facts["said"])
+    equal = outcome.left(tmp_path / "struck") == expected
+    record("lost_result", facts, equal)
+    assert equal
+
+
+def test_results_lost_on_the_disk_of_the_object_store_are_trained_again(tmp_path):
+    expected = outcome.pretended(tmp_path / "plain", ballast_mb=20)
+    facts = outcome.act("lost_spill", tmp_path / "struck")
+    assert facts["failure"] is None
+    assert any("no result arrived from" in said for said in facts["said"])
+    assert not any("killed" in said for said in facts["said"])
+    equal = outcome.left(tmp_path / "struck") == expected
+    record("lost_spill", facts, equal)
     assert equal
 
 

@@ -167,7 +167,8 @@ def fake(drive: Drive, **how) -> FakeTrain:
 @contextlib.contextmanager
 def local(**how):
     """A Ray of our own, as `engine run --executor ray` starts it."""
-    with ray_cluster.connected(ray_cluster.Where(address="local", cpus=2, **how)) as ray:
+    where = ray_cluster.Where(**{"address": "local", "cpus": 2, **how})
+    with ray_cluster.connected(where) as ray:
         yield ray
 
 

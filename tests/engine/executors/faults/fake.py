@@ -1,6 +1,7 @@
 """A training that sleeps: arrays of real names and sizes, a function of the model alone."""
 
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class Marked:
 class FakeTrain:
     """Takes `seconds` a stack, leaves a mark for every start, and misbehaves where asked to.
 
-    raises: a model that no stack can be trained with. most: larger stacks are out of memory.
+    raises: a model that no stack can be trained with. mib: what every model of a stack occupies.
+    bound_mib: what the process can allocate at most, 0 for no limit.
     refuses: this machine is of another kind than the study's.
     cuts: scores of one sample are missing.
     diverges: a model whose scores are NaN. freezes: a model whose worker stops, the first time.
@@ -50,14 +52,13 @@ class FakeTrain:
     freezes: int = -1
     refuses: bool = False
     cuts: bool = False
-    most: int = 10**6
+    mib: int = 0
+    bound_mib: int = 0
     ballast_mb: int = 0
 
     def __call__(self, job: Job, stack: Stack, on_epoch) -> list[ModelResult]:
         ids = [ref.model_id for ref in stack]
         before = mark(self.marks, stack)
-        if len(stack) > self.most:
-            raise MemoryError("pretended")
         if self.raises in ids:
             raise ValueError(f"model {self.raises} cannot be trained")
         if self.refuses:
@@ -65,10 +66,24 @@ class FakeTrain:
         if self.freezes in ids and not before:
             os.kill(os.getpid(), signal.SIGSTOP)
         epochs = job.study.train.epochs
+        held = self.occupy(len(stack))
         for done in range(epochs):
             time.sleep(self.seconds / epochs)
             on_epoch(done + 1)
+        del held
         return [self.result(job, ref) for ref in stack]
+
+    def occupy(self, models: int) -> list[np.ndarray]:
+        """Memory that is touched, too."""
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        if self.bound_mib:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            bound = pages * resource.getpagesize() + self.bound_mib * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (bound, before[1]))
+        try:
+            return [np.ones(self.mib * 2**20, np.uint8) for _ in range(models)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
 
     def result(self, job: Job, ref: ModelRef) -> ModelResult:
         table = job.data.tables[ref.mix]

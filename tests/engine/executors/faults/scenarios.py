@@ -19,6 +19,7 @@ import urllib.request
 from pathlib import Path
 
 import broken
+import memory
 from broken import Broken
 from drive import REAL, Drive, after, fake, fashion, local, nodes, processes_of, trainers
 
@@ -268,34 +269,6 @@ def join_node(folder, train):
         return {**facts, "workers": len(drive.figures["speeds"])}
 
 
-def starved_store(folder, train):
-    """An object store far smaller than the results that wait in it."""
-    from ray._private.internal_api import memory_summary
-
-    drive = Drive(folder, "query.views=18")
-    drive.on_stored = lambda count: time.sleep(0.2)
-    with local(object_store_bytes=80 * 2**20) as ray:
-        facts = drive.train(ray, fake(drive, seconds=0.05, ballast_mb=20))
-        return {**facts, "stats": memory_summary(stats_only=True)}
-
-
-def lost_result(folder, train):
-    """A result disappears before the driver has it: pretended, as Ray offers no way to free one."""
-    drive = Drive(folder)
-    with local() as ray:
-        get, lost = ray.get, []
-
-        def get_after_loss(reference, **how):
-            value = get(reference, **how)
-            if drive.stored == 3 and not lost and type(value) is list:
-                lost.append(reference)
-                raise ray.exceptions.ObjectLostError(reference.hex(), None, "")
-            return value
-
-        ray.get = get_after_loss
-        return drive.train(ray, train or fake(drive, seconds=0.2))
-
-
 def lost_board(folder, train):
     """The actor that hears signs of life is killed."""
     drive = Drive(folder)
@@ -339,13 +312,6 @@ def diverging_model(folder, train):
         return drive.train(ray, real or fake(drive, diverges=5, seconds=0.2))
 
 
-def out_of_memory(folder, train):
-    """Stacks of 8 do not fit, stacks of 4 do."""
-    drive = Drive(folder, size=8)
-    with local() as ray:
-        return drive.train(ray, fake(drive, most=4, seconds=0.2))
-
-
 def full_disk(folder, train):
     """The run directory's file system fills up (FOLDER/run is a small tmpfs)."""
     drive = Drive(folder)
@@ -363,7 +329,8 @@ def long(folder, train):
 
 
 def main() -> None:
-    scenarios = dict(inspect.getmembers(sys.modules[__name__], inspect.isfunction))
+    scenarios = dict(inspect.getmembers(memory, inspect.isfunction))
+    scenarios.update(inspect.getmembers(sys.modules[__name__], inspect.isfunction))
     folder = Path(sys.argv[2])
     try:
         facts = scenarios[sys.argv[1]](folder, "real" if "real" in sys.argv[3:] else None)

@@ -34,9 +34,14 @@ FAULTS = {
     "freeze_worker": "three workers frozen",
     "join_node": "a node joins",
     "uneven_nodes": "two nodes, stacks of 3 for the one and of 8 for the other",
-    "lost_result": "a result lost before the driver had it (pretended)",
+    "lost_result": "a node killed with a finished result, before the driver fetched it",
+    "lost_spill": "finished results deleted on the disk of an object store of 80 MiB",
     "lost_board": "the actor that hears signs of life killed",
-    "out_of_memory": "stacks of 8 out of memory, stacks of 4 fit",
+    "host_memory": "a host of 3 GiB out of memory: Ray kills the worker of a stack of 8, stacks of "
+    "4 fit",
+    "kernel_memory": "a host of 3 GiB out of memory: the kernel kills the worker of a stack of 8, "
+    "stacks of 4 fit",
+    "out_of_memory": "allocating fails for stacks of 8, stacks of 4 fit",
     "starved_store": "an object store of 80 MiB, 40 MB a shard",
     "raising_model": "one model of each cell raises; run again without the cause",
     "diverging_model": "one model of each cell diverges (bytes: of all others)",
