@@ -217,7 +217,8 @@ class _Session:
         order = Order(run=self._run, number=number, stack=attempt.shard.stack, train=self._train)
         resources = self._offers.demand.resources()
         options = {**resources, "max_retries": 0, "label_selector": labels}
-        reference = self._task.options(**options).remote([self._shared], order, self._board)
+        shared = [self._shared, self._ledger.policy.fetch]
+        reference = self._task.options(**options).remote(shared, order, self._board)
         self._numbers[reference] = number
 
     def receive(self) -> Iterator[tuple[int, list[ModelResult]]]:
@@ -271,7 +272,8 @@ class _Session:
             node, sentence = cause.args
             self._ledger.refused(number, node, f"node {node[:6]} cannot join in: {sentence}")
         elif isinstance(cause, self._ray.exceptions.RayError):
-            self._ledger.lost(number, _line(cause))
+            self._shared = self._ray.put(sent(self._job))
+            self._ledger.lost(number, f"the study's data did not arrive ({_line(cause)})")
         else:
             self._ledger.raised(number, f"{type(cause).__name__}: {_line(cause)}")
 
@@ -347,13 +349,13 @@ class _Session:
 
 def _task(shared: list[Any], order: Order, board: Any) -> Any:
     """Runs in a worker. `shared` holds the reference to the job inside a list, so that Ray does
-    not ask the node that has a copy, maybe a frozen one, for a place first."""
+    not ask the node that has a copy, maybe a frozen one, for a place first; and the patience."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
     try:
         here = dataclasses.replace(order, node=node)
-        return train_order(lambda: ray.get(shared[0]), here, board)
+        return train_order(lambda: ray.get(shared[0], timeout=shared[1]), here, board)
     except WrongMachine as error:
         raise WrongMachine(node, str(error)) from None
 

@@ -15,6 +15,7 @@ class Policy:
         waiting after shards submitted later began.
     straggling: times the median, after which a running shard is reported, once it runs for
         `noticeable` seconds.
+    fetch: seconds after which a worker stops waiting for the study's data.
     hopeless: failed shards, with none done, after which the study is given up.
     """
 
@@ -22,6 +23,7 @@ class Policy:
     silence: float = 90.0
     straggling: float = 3.0
     noticeable: float = 60.0
+    fetch: float = 300.0
     hopeless: int = 3
 
 

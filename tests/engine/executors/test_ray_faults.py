@@ -109,6 +109,16 @@ def test_a_result_that_died_with_its_node_is_trained_again(tmp_path):
     assert equal
 
 
+def test_lost_data_of_the_study_are_put_into_the_object_store_again(tmp_path):
+    expected = outcome.pretended(tmp_path / "plain", ballast_mb=20)
+    facts = outcome.act("lost_data", tmp_path / "struck")
+    assert facts["failure"] is None
+    assert any("the study's data did not arrive" in said for said in facts["said"])
+    equal = outcome.left(tmp_path / "struck") == expected
+    record("lost_data", facts, equal)
+    assert equal
+
+
 def test_results_lost_on_the_disk_of_the_object_store_are_trained_again(tmp_path):
     expected = outcome.pretended(tmp_path / "plain", ballast_mb=20)
     facts = outcome.act("lost_spill", tmp_path / "struck")

@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from drive import Drive, fake, local, nodes, processes_of
+from drive import Drive, fake, local, nodes, processes_of, trainers
 
 from engine.executors import ray_cluster
 from engine.executors.ray_shard import Policy
@@ -130,16 +130,47 @@ def lost_spill(folder, train):
         session = Path(ray._private.worker._global_node.get_session_dir_path())
 
         def strike(places: list[dict]) -> bool:
+            results, _ = spilled(session)
             if sum(place["did_spill"] for place in places) < 2:
                 return False
-            for path in session.glob("ray_spilled_objects*/*"):
-                if path.stat().st_size > 2**20:  # a result, not the study's data
-                    path.unlink()
+            for path in results:
+                path.unlink()
             return True
 
         strike_finished(drive, ray, strike)
         how = {"seconds": 0.05, "ballast_mb": 20}
         return drive.train(ray, fake(drive, **how), Policy(silence=12.0))
+
+
+def lost_data(folder, train):
+    """The study's data, put on the disk as well, are deleted there, and all workers killed."""
+    drive = Drive(folder)
+    with local(object_store_bytes=80 * 2**20) as ray:
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+
+        def strike(places: list[dict]) -> bool:
+            if len(spilled(session)[0]) < 2:
+                return False
+            time.sleep(2.0)  # until all files are whole
+            _, data = spilled(session)
+            if not data:
+                return False
+            for path in data:
+                path.unlink()
+            for pid in trainers(drive):
+                os.kill(pid, signal.SIGKILL)
+            return True
+
+        strike_finished(drive, ray, strike)
+        how = {"seconds": 0.05, "ballast_mb": 20}
+        return drive.train(ray, fake(drive, **how), Policy(silence=12.0, fetch=5.0))
+
+
+def spilled(session: Path) -> tuple[list[Path], list[Path]]:
+    """Files of objects that the store of this session put on the disk: results, all others."""
+    files = list(session.glob("ray_spilled_objects*/*"))
+    large = [path for path in files if path.stat().st_size > 2**20]
+    return large, [path for path in files if path not in large]
 
 
 def strike_finished(drive: Drive, ray, strike) -> None:

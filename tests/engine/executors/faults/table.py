@@ -36,6 +36,7 @@ FAULTS = {
     "uneven_nodes": "two nodes, stacks of 3 for the one and of 8 for the other",
     "lost_result": "a node killed with a finished result, before the driver fetched it",
     "lost_spill": "finished results deleted on the disk of an object store of 80 MiB",
+    "lost_data": "the study's data deleted on the disk of an object store, all workers killed",
     "lost_board": "the actor that hears signs of life killed",
     "host_memory": "a host of 3 GiB out of memory: Ray kills the worker of a stack of 8, stacks of "
     "4 fit",
