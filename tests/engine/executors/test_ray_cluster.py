@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.executors import ray_cluster
+from engine.executors import ray_probe
 from engine.executors.ray import opened
 from engine.executors.ray_cluster import Where, connected
 from engine.studyfile import load_study
@@ -55,7 +55,7 @@ def test_something_else_listens(silent_port, monkeypatch):
     server.listen()
     with server:
         where = Where(address=f"127.0.0.1:{server.getsockname()[1]}")
-        monkeypatch.setattr(ray_cluster, "PROBE_SECONDS", 1.0)
+        monkeypatch.setattr(ray_probe, "PROBE_SECONDS", 1.0)
         with pytest.raises(ValueError, match="is no Ray head"), connected(where):
             pass
 
@@ -63,7 +63,7 @@ def test_something_else_listens(silent_port, monkeypatch):
 def test_a_token_file_that_is_not_there(monkeypatch, silent_port):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere/token")
     with pytest.raises(ValueError, match="/nowhere/token"):
-        ray_cluster._token()
+        ray_probe.our_token()
 
 
 def test_a_relative_out_inside_a_job(monkeypatch):
