@@ -6,8 +6,8 @@
 `overhead` trains the digits study with local processes and with Ray, on one and on two workers, one
 after the other, and compares the exported arrays. Beyond training is what a run took more than the
 sum of its stacks' times, on one worker, where nothing is hidden. `scale` sleeps instead of training
-and returns arrays of real size: it shows what the driver can take. Rows go to
-bench/results/ray_executor.csv.
+and returns arrays of real size, which the driver stores: it shows what the driver can take. Rows go
+to bench/results/ray_executor.csv.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import platform
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from engine.executors.ray_place import survey
 from engine.executors.ray_worker import TrainStack
 from engine.plan import ModelResult, stacks
 from engine.prepare import prepare
-from engine.store import study_refs
+from engine.store import Run, study_refs, write_results
 from engine.studyfile import load_study
 
 RESULTS = Path(__file__).parent / "results" / "ray_executor.csv"
@@ -139,7 +140,12 @@ def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
     refs = [ref for ref in study_refs(job.study) if ref.arm == "bn"]
     work = [(ref,) for ref in refs]
     seen: list[int] = []
-    with connected(Where(address="local", cpus=options.workers)) as ray:
+    storing = [0.0]
+    with (
+        connected(Where(address="local", cpus=options.workers)) as ray,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        run = Run(path=Path(folder), study=job.study, digest="", manifest={})
         train = Sleep(options.seconds, options.megabytes)
         executor = RayExecutor(ray, train, SILENT)
         warm = [(ref,) for ref in refs[: options.workers]]
@@ -147,6 +153,9 @@ def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
         cpu, start = time.process_time(), time.perf_counter()
 
         def keep(results: Sequence[ModelResult]) -> None:
+            before = time.process_time()
+            write_results(run, results)
+            storing[0] += time.process_time() - before
             seen.append(private_bytes())
 
         executor.run(job, work, keep, lambda index, done: None)
@@ -159,7 +168,8 @@ def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
             "what": f"{options.workers} pretended workers, {len(work)} shards of "
             f"{options.seconds:g} s with {options.megabytes:g} MiB",
             "value": f"{seconds:.1f} s",
-            "note": f"ideal {ideal:.1f} s; driver CPU {1000 * cpu / len(work):.1f} ms a shard; "
+            "note": f"ideal {ideal:.1f} s; driver CPU {1000 * cpu / len(work):.1f} ms a shard, "
+            f"{1000 * storing[0] / len(work):.1f} of them to store it; "
             f"driver memory from first to last quarter {growth:+.0f} MiB",
         }
     ]

@@ -7,6 +7,7 @@ ever unpickled. Only the process that called `run` writes.
 
 import contextlib
 import fcntl
+import hashlib
 import itertools
 import json
 import zipfile
@@ -314,8 +315,9 @@ def _write_shard(run: Run, mix: str, arm: str, results: Sequence[ModelResult]) -
     identity = {"digest": run.digest, "mix": mix, "arm": arm, "models": json.dumps(models)}
     # under one key: safetensors writes several in an order of chance
     named = {"identity": json.dumps(identity)}
-    files.write_atomic(path, lambda stream: stream.write(save(arrays, metadata=named)))
-    summary = {**identity, "models": models, "sha256": files.sha256(path)}
+    written = save(arrays, metadata=named)
+    files.write_atomic(path, lambda stream: stream.write(written))
+    summary = {**identity, "models": models, "sha256": hashlib.sha256(written).hexdigest()}
     files.write_text(path.with_suffix(".json"), json.dumps(summary, indent=2) + "\n")
     return path
 
