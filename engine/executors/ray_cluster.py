@@ -23,11 +23,15 @@ from engine.executors.ray_probe import gcs_address, probe
 OWN_CLUSTER = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on loopback
     "RAY_AUTH_MODE": "token",
+    "RAY_USE_TLS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+
+LONGEST_BASE = 22
+"""The names of Ray's sockets add 85 bytes to it, and may have 107."""
 
 REAPER = """
 import os, shutil, signal, sys, time
@@ -168,14 +172,19 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _session_folder() -> Iterator[str]:
-    """A private folder with a short name, removed even if this process is killed."""
+    """A folder with a short name that others cannot enter, removed even if this process is killed.
+
+    It lies in a private one, because Ray lets everybody into the folder that it is given.
+    """
     base = tempfile.gettempdir()
-    if len(base) > 24:
+    if len(base) > LONGEST_BASE:
         base = "/tmp"
-    folder = tempfile.mkdtemp(prefix="engine-", dir=base)
-    command = [sys.executable, "-I", "-S", "-c", REAPER, folder, str(os.getpid())]
+    private = tempfile.mkdtemp(prefix="engine-", dir=base)
+    command = [sys.executable, "-I", "-S", "-c", REAPER, private, str(os.getpid())]
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
+        folder = os.path.join(private, "r")
+        os.mkdir(folder)
         yield folder
     finally:
         assert reaper.stdin is not None

@@ -1,0 +1,65 @@
+"""A Ray that we start: who can enter its folder, what it prints, how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
+import outcome
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+
+OPEN = """
+import json, os, signal, sys, time
+from pathlib import Path
+from engine.executors.ray_cluster import Where, connected
+"""
+
+
+def driver(body, *, shell="", env=None, **how):
+    """Start Python with `body`, by way of a shell where descriptors are to be closed."""
+    command = [sys.executable, "-c", OPEN + body]
+    if shell:
+        command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=outcome.environment(OMP_NUM_THREADS="1", **(env or {})),
+        **how,
+    )
+
+
+def outcome_of(process, limit=90):
+    out, err = process.communicate(timeout=limit)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def temp():
+    """A folder for temporary files with a short name."""
+    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as name:
+        yield name
+
+
+def test_others_cannot_enter_the_folder_and_the_users_settings_do_not_matter(temp):
+    """Ray opens the folder it is given to everybody; TLS is not for a Ray of our own."""
+    body = """
+with connected(Where(cpus=1)) as ray:
+    folder = ray._private.worker.global_worker.node.get_temp_dir_path()
+    print(json.dumps([folder, ray.get(ray.remote(lambda: 7).remote())]))
+    print(json.dumps([oct(p.stat().st_mode & 0o777) for p in Path(os.environ["TMPDIR"]).iterdir()]))
+"""
+    code, out, err = outcome_of(driver(body, env={"TMPDIR": temp, "RAY_USE_TLS": "1"}))
+    assert code == 0, err
+    (folder, seven), modes = map(json.loads, out.splitlines())
+    assert (folder.startswith(temp), seven) == (True, 7)
+    assert modes == ["0o700"]
+    assert os.listdir(temp) == []
