@@ -37,18 +37,22 @@ REAPER = """
 import os, shutil, signal, sys, time
 sys.stdin.read()
 folder, driver = sys.argv[1], int(sys.argv[2])
-mine = (os.getpid(), driver)
-def uses(pid):
+mine, marker = (os.getpid(), driver), os.fsencode(sys.argv[3])
+def ours(pid):
     try:
-        if folder.encode() in open(f"/proc/{pid}/cmdline", "rb").read():
-            return True
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            if marker in environ.read().split(bytes(1)):
+                return True
+        with open(f"/proc/{pid}/cmdline", "rb") as title:
+            if not title.read().startswith(b"ray::"):
+                return False
         links = os.scandir(f"/proc/{pid}/fd")
-        return any(os.readlink(link.path).startswith(folder) for link in links)
+        return any(os.readlink(link.path).startswith(folder + "/") for link in links)
     except OSError:
         return False
 for _ in range(20):
     others = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) not in mine]
-    left = [pid for pid in others if uses(pid)]
+    left = [pid for pid in others if ours(pid)]
     for pid in left:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -59,8 +63,13 @@ for _ in range(20):
         break
     time.sleep(0.25)
 """
-"""Waits for the driver's end, however it ends, then ends what still uses the session folder (open
-files or command line) and removes the folder."""
+"""Waits for the driver's end, however it ends; ends what our Ray started, removes the folder.
+
+What it started has our marker in its environment, unless Ray wrote a title like `ray::…` over it:
+then open files in the folder tell. Others may have files open there too.
+"""
+
+MARKER = "SHADOW_RAY_SESSION"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,12 +189,14 @@ def _session_folder() -> Iterator[str]:
     if len(base) > LONGEST_BASE:
         base = "/tmp"
     private = tempfile.mkdtemp(prefix="engine-", dir=base)
-    command = [sys.executable, "-I", "-S", "-c", REAPER, private, str(os.getpid())]
+    marker = f"{MARKER}={private}"
+    command = [sys.executable, "-I", "-S", "-c", REAPER, private, str(os.getpid()), marker]
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         folder = os.path.join(private, "r")
         os.mkdir(folder)
-        yield folder
+        with _environment({MARKER: private}):
+            yield folder
     finally:
         assert reaper.stdin is not None
         reaper.stdin.close()

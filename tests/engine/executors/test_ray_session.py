@@ -1,7 +1,9 @@
 """A Ray that we start: who can enter its folder, what it prints, how it ends."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from engine.executors import ray_cluster
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import outcome
@@ -62,4 +66,21 @@ with connected(Where(cpus=1)) as ray:
     (folder, seven), modes = map(json.loads, out.splitlines())
     assert (folder.startswith(temp), seven) == (True, 7)
     assert modes == ["0o700"]
+    assert os.listdir(temp) == []
+
+
+def test_only_what_our_ray_started_is_ended(temp, monkeypatch):
+    """Somebody may read a log of the session while it ends."""
+    monkeypatch.setattr(tempfile, "tempdir", temp)
+    with contextlib.ExitStack() as undo:
+        with ray_cluster._session_folder() as folder:
+            log = Path(folder) / "raylet.out"
+            log.touch()
+            clean = {k: v for k, v in os.environ.items() if k != ray_cluster.MARKER}
+            reader = undo.enter_context(subprocess.Popen(["tail", "-f", str(log)], env=clean))
+            undo.callback(reader.kill)
+            ours = undo.enter_context(subprocess.Popen(["sleep", "60"]))
+            undo.callback(ours.kill)
+        assert ours.wait(5) == -signal.SIGKILL
+        assert reader.poll() is None
     assert os.listdir(temp) == []
