@@ -109,7 +109,7 @@ def connected(where: Where) -> Iterator[Any]:
         if address == "local":
             ray = _start(where, undo)
         else:
-            ray = _attach(address, insecure=where.insecure)
+            ray = _attach(address, undo, insecure=where.insecure)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         undo.callback(ray.shutdown)
@@ -129,6 +129,7 @@ def _start(where: Where, undo: contextlib.ExitStack) -> Any:
     undo.enter_context(_environment({**OWN_CLUSTER, "RAY_AUTH_TOKEN": token}))
     import ray
 
+    undo.enter_context(_ray_on_stderr())
     _forget_settings()
     try:
         ray.init(
@@ -148,11 +149,12 @@ def _start(where: Where, undo: contextlib.ExitStack) -> Any:
     return ray
 
 
-def _attach(address: str, *, insecure: bool) -> Any:
+def _attach(address: str, undo: contextlib.ExitStack, *, insecure: bool) -> Any:
     gcs = gcs_address(address)
     probe(gcs, insecure=insecure)
     import ray
 
+    undo.enter_context(_ray_on_stderr())
     _forget_settings()
     try:
         ray.init(address=gcs, log_to_driver=False, configure_logging=False)
@@ -215,6 +217,26 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _ray_on_stderr() -> Iterator[None]:
+    """What Ray prints about workers and nodes goes to stderr, whatever `log_to_driver` says.
+
+    A thread of Ray's prints it to `sys.stdout`, with colours unless told otherwise.
+    """
+    worker: Any = importlib.import_module("ray._private.worker")
+    printer = worker.print_worker_logs
+
+    def to_stderr(data: Any, print_file: Any, ignore_prefix: bool = False) -> None:
+        printer(data, sys.stderr, ignore_prefix)
+
+    worker.print_worker_logs = to_stderr
+    try:
+        with _environment({} if sys.stderr.isatty() else {"RAY_COLOR_PREFIX": "0"}):
+            yield
+    finally:
+        worker.print_worker_logs = printer
 
 
 @contextlib.contextmanager

@@ -69,6 +69,31 @@ with connected(Where(cpus=1)) as ray:
     assert os.listdir(temp) == []
 
 
+def test_stdout_is_clean_after_faults():
+    body = """
+from drive import family, title
+with connected(Where(cpus=1)) as ray:
+    print("begun")
+    with_retries = ray.remote(lambda: time.sleep(60)).options(max_retries=0)
+    with_retries.remote()
+    time.sleep(2)
+    for pid in family(os.getpid()):
+        if title(pid).startswith("ray::"):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(3)
+    for pid in family(os.getpid()):
+        if "/raylet/raylet" in title(pid):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(3)
+    print("ended")
+"""
+    path = f"{outcome.HERE}:{os.getcwd()}"
+    code, out, err = outcome_of(driver(body, env={"PYTHONPATH": path}))
+    assert (code, out) == (0, "begun\nended\n"), err
+    assert "(raylet)" in err
+    assert "\x1b" not in err
+
+
 def test_only_what_our_ray_started_is_ended(temp, monkeypatch):
     """Somebody may read a log of the session while it ends."""
     monkeypatch.setattr(tempfile, "tempdir", temp)
