@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from engine.executors.ray_probe import gcs_address, probe
@@ -103,15 +104,13 @@ def connected(where: Where) -> Iterator[Any]:
     """
     _require()
     address = where.address or ("auto" if in_job() else "local")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with contextlib.ExitStack() as undo:
+        undo.enter_context(_sigterm_as_143())
         undo.enter_context(_clean_stdout())
         if address == "local":
             ray = _start(where, undo)
         else:
             ray = _attach(address, undo, insecure=where.insecure)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         undo.callback(ray.shutdown)
         yield ray
 
@@ -129,7 +128,7 @@ def _start(where: Where, undo: contextlib.ExitStack) -> Any:
     undo.enter_context(_environment({**OWN_CLUSTER, "RAY_AUTH_TOKEN": token}))
     import ray
 
-    undo.enter_context(_ray_on_stderr())
+    undo.enter_context(_tamed())
     _forget_settings()
     try:
         ray.init(
@@ -154,7 +153,7 @@ def _attach(address: str, undo: contextlib.ExitStack, *, insecure: bool) -> Any:
     probe(gcs, insecure=insecure)
     import ray
 
-    undo.enter_context(_ray_on_stderr())
+    undo.enter_context(_tamed())
     _forget_settings()
     try:
         ray.init(address=gcs, log_to_driver=False, configure_logging=False)
@@ -220,23 +219,46 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ray_on_stderr() -> Iterator[None]:
-    """What Ray prints about workers and nodes goes to stderr, whatever `log_to_driver` says.
+def _sigterm_as_143() -> Iterator[None]:
+    """From the start of Ray on, SIGTERM ends us in order; a second one at once."""
 
-    A thread of Ray's prints it to `sys.stdout`, with colours unless told otherwise.
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        print("stopping: what is stored is kept (again to stop at once)", file=sys.stderr)
+        raise SystemExit(128 + number)
+
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _tamed() -> Iterator[None]:
+    """Ray leaves the handler of SIGTERM and stdout alone.
+
+    `ray.init` would exit with code 15. A thread of Ray's prints what happens to workers and nodes
+    to `sys.stdout`, with colours, whatever `log_to_driver` says: that goes to stderr.
     """
     worker: Any = importlib.import_module("ray._private.worker")
-    printer = worker.print_worker_logs
+    utils: Any = importlib.import_module("ray._private.utils")
+    printer, set_handler = worker.print_worker_logs, utils.set_sigterm_handler
 
     def to_stderr(data: Any, print_file: Any, ignore_prefix: bool = False) -> None:
         printer(data, sys.stderr, ignore_prefix)
 
     worker.print_worker_logs = to_stderr
+    utils.set_sigterm_handler = lambda handler: None
     try:
         with _environment({} if sys.stderr.isatty() else {"RAY_COLOR_PREFIX": "0"}):
             yield
     finally:
         worker.print_worker_logs = printer
+        utils.set_sigterm_handler = set_handler
 
 
 @contextlib.contextmanager

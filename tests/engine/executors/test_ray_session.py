@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -92,6 +93,21 @@ with connected(Where(cpus=1)) as ray:
     assert (code, out) == (0, "begun\nended\n"), err
     assert "(raylet)" in err
     assert "\x1b" not in err
+
+
+def test_sigterm_while_ray_starts(temp):
+    body = "with connected(Where(cpus=1)): print('connected')"
+    process = driver(body, env={"TMPDIR": temp})
+    for _ in range(200):
+        if list(Path(temp).glob("engine-*/**/gcs_server*")):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = outcome_of(process)
+    assert (code, out) == (143, "")
+    assert "stopping" in err
+    assert "Traceback" not in err
+    assert os.listdir(temp) == []
 
 
 def test_only_what_our_ray_started_is_ended(temp, monkeypatch):
