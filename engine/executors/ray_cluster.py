@@ -187,7 +187,7 @@ def _session_folder() -> Iterator[str]:
     It lies in a private one, because Ray lets everybody into the folder that it is given.
     """
     base = tempfile.gettempdir()
-    if len(base) > LONGEST_BASE:
+    if len(base) > LONGEST_BASE or not base.isascii():  # Ray writes such names as ASCII
         base = "/tmp"
     private = tempfile.mkdtemp(prefix="engine-", dir=base)
     marker = f"{MARKER}={private}"

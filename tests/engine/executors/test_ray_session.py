@@ -110,6 +110,30 @@ def test_sigterm_while_ray_starts(temp):
     assert os.listdir(temp) == []
 
 
+SLOW = [pytest.param(shell, marks=pytest.mark.slow) for shell in (">&-", "2>&-", "<&-")]
+
+
+@pytest.mark.parametrize("name", ["ä", "ü" * 9, "long" * 9])
+def test_a_folder_that_sockets_cannot_lie_in(temp, name, monkeypatch):
+    base = Path(temp) / name
+    base.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(base))
+    with ray_cluster._session_folder() as folder:
+        assert Path(folder).is_relative_to("/tmp/")
+        assert not Path(folder).is_relative_to(base)
+        assert len(os.fsencode(folder)) <= 40
+    assert not Path(folder).exists()
+
+
+@pytest.mark.slow
+def test_ray_starts_with_such_a_folder(temp):
+    base = Path(temp) / "ä b"
+    base.mkdir()
+    body = "with connected(Where(cpus=1)) as ray: print(ray.get(ray.remote(lambda: 7).remote()))"
+    code, out, err = outcome_of(driver(body, env={"TMPDIR": str(base)}))
+    assert (code, out) == (0, "7\n"), err
+
+
 def test_only_what_our_ray_started_is_ended(temp, monkeypatch):
     """Somebody may read a log of the session while it ends."""
     monkeypatch.setattr(tempfile, "tempdir", temp)
