@@ -106,6 +106,7 @@ def connected(where: Where) -> Iterator[Any]:
     address = where.address or ("auto" if in_job() else "local")
     with contextlib.ExitStack() as undo:
         undo.enter_context(_sigterm_as_143())
+        undo.enter_context(_standard_streams())
         undo.enter_context(_clean_stdout())
         if address == "local":
             ray = _start(where, undo)
@@ -262,8 +263,31 @@ def _tamed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _standard_streams() -> Iterator[None]:
+    """Where we were started with closed descriptors (`>&-`) Ray's processes get the null device."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.set_inheritable(null, True)
+    if sys.stderr is not None:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere:
+        sys.stderr = nowhere
+        try:
+            yield
+        finally:
+            sys.stderr = None
+
+
+@contextlib.contextmanager
 def _clean_stdout() -> Iterator[None]:
     """Ray's processes write to descriptor 1: give them stderr, keep our own stdout."""
+    if sys.stdout is None:
+        yield
+        return
     sys.stdout.flush()
     kept = os.dup(1)
     stream, sys.stdout = sys.stdout, os.fdopen(os.dup(kept), "w", buffering=1, closefd=True)

@@ -113,6 +113,17 @@ def test_sigterm_while_ray_starts(temp):
 SLOW = [pytest.param(shell, marks=pytest.mark.slow) for shell in (">&-", "2>&-", "<&-")]
 
 
+@pytest.mark.parametrize("shell", ["<&- >&- 2>&-", *SLOW])
+def test_closed_descriptors(temp, shell):
+    body = """
+with connected(Where(cpus=1)) as ray:
+    Path("FOLDER/found").write_text(str(ray.get(ray.remote(lambda: 7).remote())))
+"""
+    code, _, err = outcome_of(driver(body.replace("FOLDER", temp), shell=shell))
+    assert (code, err) == (0, "")
+    assert (Path(temp) / "found").read_text() == "7"
+
+
 @pytest.mark.parametrize("name", ["ä", "ü" * 9, "long" * 9])
 def test_a_folder_that_sockets_cannot_lie_in(temp, name, monkeypatch):
     base = Path(temp) / name
