@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.executors import ray_place
+from engine.executors import ray_place, ray_travel, ray_worker
 from engine.executors.base import Job, OnProgress, OnResult, Stack, Watch
 from engine.executors.ray_check import checked
 from engine.executors.ray_cluster import Where, connected, in_job
@@ -21,18 +21,9 @@ from engine.executors.ray_interrupt import Interrupts
 from engine.executors.ray_ledger import Ledger
 from engine.executors.ray_metrics import displays
 from engine.executors.ray_place import Demand, Limit
-from engine.executors.ray_shard import Attempt, Policy, Shard, Sign, describe
-from engine.executors.ray_worker import (
-    Board,
-    Order,
-    OutOfMemory,
-    Train,
-    TrainStack,
-    WrongMachine,
-    put_down,
-    sent,
-    train_order,
-)
+from engine.executors.ray_shard import Attempt, Policy, Shard, Sign
+from engine.executors.ray_travel import Ticket
+from engine.executors.ray_worker import Order, OutOfMemory, Train, TrainStack, WrongMachine, sent
 from engine.plan import ModelResult
 from engine.study import Study
 
@@ -41,6 +32,8 @@ __all__ = ["RayExecutor", "RayPlace", "Where", "opened"]
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 """Between looks at signs of life and at the cluster's nodes."""
+
+TASK = f"{ray_worker.__name__}:{ray_worker.task.__name__}"
 
 FETCH_SECONDS = 120.0
 """A result that does not arrive within this is lost."""
@@ -62,15 +55,18 @@ def opened(study: Study, where: Where, *, device: str, out: Path) -> Iterator["R
     wanted = study.resources.processes
     if where.cpus is None and wanted != "auto":
         where = dataclasses.replace(where, cpus=wanted)
+    own = (where.address or ("auto" if in_job() else "local")) == "local"
     with connected(where) as ray:
-        yield RayPlace(ray, ray_place.survey(ray, device, wanted))
+        ticket = ray_travel.ticket(own_path=own)
+        yield RayPlace(ray, ray_place.survey(ray, device, wanted, ticket), ticket)
 
 
 class RayPlace:
     """A connected cluster: what planning asks about it, and its executor."""
 
-    def __init__(self, ray: Any, found: ray_place.Survey) -> None:
+    def __init__(self, ray: Any, found: ray_place.Survey, ticket: Ticket) -> None:
         self._ray, self.found, self.device = ray, found, found.device
+        self._ticket = ticket
 
     def workers(self, study: Study) -> int:
         """Shards that the cluster trains at once now; more when nodes join."""
@@ -100,15 +96,24 @@ class RayPlace:
         """Trains on all nodes that the cluster has at any time, whatever `workers` says."""
         found, train = self.found, TrainStack(numerics=self.found.numerics)
         limit = ray_place.models_that_fit if found.device == "cpu" else None
-        return RayExecutor(self._ray, train, watch, demand=found.demand, limit=limit, close=True)
+        return RayExecutor(
+            self._ray,
+            train,
+            watch,
+            demand=found.demand,
+            limit=limit,
+            ticket=self._ticket,
+            close=True,
+        )
 
 
 class RayExecutor:
     """Trains stacks as Ray tasks; `train` is what a worker does with one.
 
     demand: what a stack occupies, by default one CPU. limit: how many models fit into a worker's
-    memory; larger stacks are cut for it. close: let go of the cluster after the last stack, before
-    anything else is done.
+    memory; larger stacks are cut for it. ticket: the sources that workers must have, by default
+    those of this process. close: let go of the cluster after the last stack, before anything else
+    is done.
     """
 
     name = "ray"
@@ -122,10 +127,12 @@ class RayExecutor:
         demand: Demand | None = None,
         limit: Limit | None = None,
         policy: Policy | None = None,
+        ticket: Ticket | None = None,
         close: bool = False,
     ) -> None:
         self._ray, self._train, self._policy = ray, train, policy or Policy()
         self._demand, self._limit = demand or Demand(), limit or ray_place.unlimited
+        self._ticket = ticket or ray_travel.ticket(own_path=False)
         self._watch, self._close = watch, close
 
     def run(
@@ -141,7 +148,7 @@ class RayExecutor:
         ledger = Ledger(policy=self._policy, shards=shards)
         shows, told = displays(), 0
         offers = ray_place.Offers(self._demand, functools.partial(self._limit, job))
-        session = _Session(self._ray, self._train, offers, job, ledger)
+        session = _Session(self._ray, self._train, self._ticket, offers, job, ledger)
         with Interrupts() as interrupts:
             try:
                 while ledger.unfinished and not ledger.hopeless:
@@ -167,20 +174,26 @@ class RayExecutor:
                     self._ray.shutdown()
         self._watch.figures(ledger.snapshot().to_json())
         if ledger.failed:
-            raise RuntimeError(_failure(ledger))
+            raise RuntimeError(ledger.failure())
 
 
 class _Session:
     """The Ray side of one run: references in flight and what came of them."""
 
     def __init__(
-        self, ray: Any, train: Train, offers: ray_place.Offers, job: Job, ledger: Ledger
+        self,
+        ray: Any,
+        train: Train,
+        ticket: Ticket,
+        offers: ray_place.Offers,
+        job: Job,
+        ledger: Ledger,
     ) -> None:
         self._ray, self._train, self._offers, self._job = ray, train, offers, job
-        self._ledger, self._run = ledger, uuid.uuid4().hex
+        self._ticket, self._ledger, self._run = ticket, ledger, uuid.uuid4().hex
         self._numbers: dict[Any, int] = {}
         self._asked: dict[Any, str] = {}
-        self._task = ray.remote(_task)
+        self._task = ray_place.launcher(ray)
         self._shared = ray.put(sent(job))
         self._board = _board(ray)
         self._looked, self._result_bytes = 0.0, 0
@@ -218,7 +231,8 @@ class _Session:
         resources = self._offers.demand.resources()
         options = {**resources, "max_retries": 0, "label_selector": labels}
         shared = [self._shared, self._ledger.policy.fetch]
-        reference = self._task.options(**options).remote(shared, order, self._board)
+        what = (tuple(self._ticket), TASK, self._ray.cloudpickle.dumps((order,)))
+        reference = self._task.options(**options).remote(*what, shared, self._board)
         self._numbers[reference] = number
 
     def receive(self) -> Iterator[tuple[int, list[ModelResult]]]:
@@ -248,6 +262,9 @@ class _Session:
         attempt = ledger.attempts[number]
         try:
             received = self._ray.get(reference, timeout=FETCH_SECONDS)
+            if type(received) is dict:
+                self._refused(number, received["node"], received["refused"])
+                return None
             return checked(received, attempt.shard.stack, self._job)
         except errors.OutOfMemoryError:
             ledger.too_big(number, "out of memory on its node")
@@ -269,13 +286,15 @@ class _Session:
         if isinstance(cause, OutOfMemory):
             self._ledger.too_big(number, f"out of memory ({_line(cause)})")
         elif isinstance(cause, WrongMachine):
-            node, sentence = cause.args
-            self._ledger.refused(number, node, f"node {node[:6]} cannot join in: {sentence}")
+            self._refused(number, *cause.args)
         elif isinstance(cause, self._ray.exceptions.RayError):
             self._shared = self._ray.put(sent(self._job))
             self._ledger.lost(number, f"the study's data did not arrive ({_line(cause)})")
         else:
             self._ledger.raised(number, f"{type(cause).__name__}: {_line(cause)}")
+
+    def _refused(self, number: int, node: str, sentence: str) -> None:
+        self._ledger.refused(number, node, f"node {node[:6]} cannot join in: {sentence}")
 
     def look(self) -> list[tuple[int, int]]:
         """Once a second: signs of life, nodes that came or went, shards to give up."""
@@ -288,11 +307,12 @@ class _Session:
         alive = self._offers.slots
         try:
             asked = self._board.signs.remote(list(self._ledger.attempts))
-            signs = self._ray.get(asked, timeout=5)
+            heard = self._ray.get(asked, timeout=5)
         except self._ray.exceptions.RayError:
             self._board = _board(self._ray)
             self._ledger.forgive(now)
             return []
+        signs = {number: Sign(**fields) for number, fields in heard.items()}
         moved = self._ledger.hear(signs, now)
         if paused:
             self._ledger.forgive(now)
@@ -324,7 +344,7 @@ class _Session:
                 "max_retries": 0,
                 "label_selector": {ray_place.NODE: sign.node},
             }
-            asked = self._ray.remote(put_down).options(**pinned).remote(sign.pid)
+            asked = self._ray.remote(ray_travel.put_down).options(**pinned).remote(sign.pid)
             self._asked[asked] = sign.node
 
     def _hear_answers(self) -> None:
@@ -347,24 +367,11 @@ class _Session:
         self._numbers.clear()
 
 
-def _task(shared: list[Any], order: Order, board: Any) -> Any:
-    """Runs in a worker. `shared` holds the reference to the job inside a list, so that Ray does
-    not ask the node that has a copy, maybe a frozen one, for a place first; and the patience."""
-    import ray
-
-    node = ray.get_runtime_context().get_node_id()
-    try:
-        here = dataclasses.replace(order, node=node)
-        return train_order(lambda: ray.get(shared[0], timeout=shared[1]), here, board)
-    except WrongMachine as error:
-        raise WrongMachine(node, str(error)) from None
-
-
 def _board(ray: Any) -> Any:
     """On the driver's own node, so that it is lost only with the driver."""
     here = ray.get_runtime_context().get_node_id()
     options = {"num_cpus": 0, "max_restarts": 3, "label_selector": {ray_place.NODE: here}}
-    return ray.remote(Board).options(**options).remote()
+    return ray.remote(ray_travel.Board).options(**options).remote()
 
 
 _KINDS = {
@@ -377,14 +384,3 @@ _KINDS = {
 
 def _line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
-
-
-def _failure(ledger: Ledger) -> str:
-    models = sum(len(shard.stack) for shard in ledger.failed)
-    first = ledger.failed[0]
-    reasons = [r for r in ledger.reasons if r.startswith("given up: ")]
-    return (
-        f"{models} models could not be trained, first {describe(first.stack)} "
-        f"({reasons[0].removeprefix('given up: ')}); finished models are kept: mend the cause "
-        "and run the same command again"
-    )

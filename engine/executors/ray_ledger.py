@@ -13,6 +13,8 @@ from engine.executors.ray_shard import Attempt, Policy, Shard, Sign, describe
 from engine.executors.ray_snapshot import Snapshot, WorkerSpeed
 from engine.plan import ModelRef
 
+GIVEN_UP = "given up: "
+
 
 @dataclass
 class Ledger:
@@ -305,6 +307,15 @@ class Ledger:
             reasons=tuple(self.reasons),
         )
 
+    def failure(self) -> str:
+        """What is left undone, in one sentence."""
+        models = sum(len(shard.stack) for shard in self.failed)
+        first = next(r for r in self.reasons if r.startswith(GIVEN_UP)).removeprefix(GIVEN_UP)
+        return (
+            f"{models} models could not be trained, first {describe(self.failed[0].stack)} "
+            f"({first}); finished models are kept: mend the cause and run the same command again"
+        )
+
     def _began(self, number: int, now: float, most: int) -> None:
         """Ray starts shards for the same nodes in order: whatever still waits was overtaken."""
         self._last_event = now
@@ -347,7 +358,7 @@ class Ledger:
     def _fail(self, shard: Shard, reason: str) -> None:
         shard.state = "failed"
         self.failed.append(shard)
-        self.reasons.append(f"given up: {describe(shard.stack)}: {reason}")
+        self.reasons.append(f"{GIVEN_UP}{describe(shard.stack)}: {reason}")
 
 
 def _remedy(shard: Shard) -> str:

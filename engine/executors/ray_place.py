@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import cost, manifest
+from engine.executors import ray_travel
 from engine.executors.base import Job
 
 SURVEY_SECONDS = 180.0
@@ -176,16 +177,22 @@ def _kind(node: Mapping[str, Any]) -> str:
     return str(node.get("Labels", {}).get(KIND, ""))
 
 
-def survey(ray: Any, device: str, processes: int | str = "auto") -> Survey:
+def survey(
+    ray: Any,
+    device: str,
+    processes: int | str = "auto",
+    ticket: ray_travel.Ticket | None = None,
+) -> Survey:
     """Look at the cluster, and let one worker say what decides a model's bits there.
 
     Args:
         ray: the connected module.
         device: auto, cpu or cuda.
         processes: shards to be trained at once; only GPUs are shared for it.
+        ticket: the sources that the worker must have, by default those of this process.
 
     Raises:
-        ValueError: no node can train this study on that device.
+        ValueError: no node can train this study on that device, or none has the driver's sources.
         RuntimeError: no worker answered.
     """
     gpus = ray.cluster_resources().get("GPU", 0)
@@ -206,7 +213,8 @@ def survey(ray: Any, device: str, processes: int | str = "auto") -> Survey:
             + (" and a GPU" if device == "cuda" else "")
             + " to offer: start its nodes with --num-cpus above 0"
         )
-    numerics, hardware, gpu_bytes = _ask_worker(ray, device, demand)
+    agreed = ticket or ray_travel.ticket(own_path=False)
+    numerics, hardware, gpu_bytes = _ask_workers(ray, device, demand, agreed, set(found))
     largest = max(bytes_per_slot(nodes, found).values())
     on_gpu = bytes_per_shard(gpu_bytes, max(1, demand.shards_per_gpu))
     return Survey(
@@ -226,9 +234,35 @@ def _gpu_demand(nodes: Iterable[Mapping[str, Any]], processes: int | str) -> Dem
     return Demand(shards_per_gpu=shards_per_gpu(processes, sum(whole.values())), kind=kind)
 
 
-def _ask_worker(ray: Any, device: str, demand: Demand) -> Any:
-    options = {**demand.resources(), "label_selector": demand.labels(), "max_retries": 1}
-    asked = ray.remote(_facts).options(**options).remote(device)
+def launcher(ray: Any) -> Any:
+    """`ray_travel.launch` as a task; what is in that module travels by value."""
+    ray.cloudpickle.register_pickle_by_value(ray_travel)
+    return ray.remote(ray_travel.launch)
+
+
+def _ask_workers(
+    ray: Any, device: str, demand: Demand, ticket: ray_travel.Ticket, nodes: Collection[str]
+) -> Any:
+    """The facts of the first of these nodes that has the driver's sources."""
+    refused: dict[str, str] = {}
+    while True:
+        off = {NODE: f"!in({','.join(sorted(refused))})"} if refused else {}
+        answer = _ask_worker(ray, device, demand, ticket, off)
+        if type(answer) is not dict:
+            return answer
+        refused[answer["node"]] = answer["refused"]
+        if set(nodes) <= set(refused) or len(refused) > len(nodes):
+            sentence = answer["refused"]
+            raise ValueError(f"no node of the cluster can train this study: of one, {sentence}")
+
+
+def _ask_worker(
+    ray: Any, device: str, demand: Demand, ticket: ray_travel.Ticket, off: Mapping[str, str]
+) -> Any:
+    labels = {**demand.labels(), **off}
+    options = {**demand.resources(), "label_selector": labels, "max_retries": 1}
+    what = (tuple(ticket), f"{__name__}:{_facts.__name__}", ray.cloudpickle.dumps((device,)))
+    asked = launcher(ray).options(**options).remote(*what)
     try:
         return ray.get(asked, timeout=SURVEY_SECONDS)
     except ray.exceptions.GetTimeoutError:

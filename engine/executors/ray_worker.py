@@ -1,16 +1,14 @@
-"""What runs in a Ray worker: one stack trained, signs of life on the way. Imports no Ray.
+"""What runs in a Ray worker: one stack trained, signs of life on the way.
 
-Functions here travel by name: every node needs the same version of this package.
+Workers import this by name, after `ray_travel.launch` compared their sources with the driver's.
 """
 
 import dataclasses
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +16,6 @@ import numpy.typing as npt
 
 from engine.data.table import opened
 from engine.executors.base import Job, Stack, timed_run
-from engine.executors.ray_shard import Sign
 from engine.plan import ModelResult
 
 BEAT_SECONDS = 2.0
@@ -93,8 +90,22 @@ class TrainStack:
             raise WrongMachine(str(error)) from None
 
 
+def task(order: Order, shared: list[Any], board: Any) -> list[ModelResult]:
+    """What the driver submits. `shared` holds the reference to the job inside a list, so that Ray
+    does not ask the node that has a copy, maybe a frozen one, for a place first; and the patience.
+    """
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    try:
+        here = dataclasses.replace(order, node=node)
+        return train_order(lambda: ray.get(shared[0], timeout=shared[1]), here, board)
+    except WrongMachine as error:
+        raise WrongMachine(node, str(error)) from None
+
+
 def train_order(fetch: Callable[[], Job], order: Order, board: Any) -> list[ModelResult]:
-    """Train one shard; the task that the driver submits. fetch: reads the job, once a process."""
+    """Train one shard. fetch: reads the job, once a process."""
     with _Pulse(board, order) as pulse:
         try:
             return order.train(_own(order.run, fetch), order.stack, pulse.epoch)
@@ -153,16 +164,6 @@ def _free_gpu() -> None:
         torch.cuda.empty_cache()
 
 
-def put_down(pid: int) -> None:
-    """Kill a worker of this node that no longer answers."""
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return
-    if title.startswith(b"ray::"):
-        os.kill(pid, signal.SIGKILL)
-
-
 class _Pulse:
     """Beats while a shard is trained, from a thread: silence means a frozen machine."""
 
@@ -197,26 +198,3 @@ class _Pulse:
             self._board.hear.remote(self._order.number, self._epochs, *place, over)
         except Exception:  # a lost board turns progress off, never training
             return
-
-
-class Board:
-    """The actor that remembers every shard's latest sign of life."""
-
-    def __init__(self) -> None:
-        self._heard: dict[int, tuple[Sign, float]] = {}
-
-    def hear(self, number: int, epochs: int, node: str, pid: int, over: bool = False) -> None:
-        """A beat of a worker; the last one says that it is over."""
-        if number in self._heard:  # a beat may come late
-            over = over or self._heard[number][0].over
-        sign = Sign(epochs=epochs, node=node, pid=pid, age=0.0, over=over)
-        self._heard[number] = (sign, time.monotonic())
-
-    def signs(self, wanted: list[int]) -> dict[int, Sign]:
-        """What was heard of these attempts; the others are forgotten."""
-        now = time.monotonic()
-        self._heard = {n: heard for n, heard in self._heard.items() if n in set(wanted)}
-        return {
-            number: dataclasses.replace(sign, age=now - heard)
-            for number, (sign, heard) in self._heard.items()
-        }

@@ -1,6 +1,7 @@
 """Ray on one machine: the same bytes, faults survived, nothing exposed, nothing left behind."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import outcome
+
+from engine.executors import ray_travel
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -59,20 +62,35 @@ def belongings(home):
     return found
 
 
-def test_one_command_gives_the_bytes_of_the_local_executor_and_leaves_nothing(tmp_path, home):
-    local = subprocess.run(
-        engine(tmp_path / "local"), capture_output=True, text=True, timeout=300, check=False
+@pytest.fixture(scope="module")
+def other_checkout(tmp_path_factory):
+    """A folder with a copy of the sources that draws other random numbers."""
+    folder = tmp_path_factory.mktemp("other")
+    for name in ray_travel.PACKAGES:
+        found = Path(find_spec(name).origin).parent
+        shutil.copytree(found, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    seeds = folder / "engine" / "seeds.py"
+    seeds.write_text(seeds.read_text().replace("{counter}|{name}", "{counter}|{name}|other"))
+    return folder
+
+
+def script(command, folder, env):
+    """The console script, which imports nothing from the folder it is called in."""
+    words = [str(Path(sys.executable).parent / "engine"), *command[3:]]
+    env = {name: value for name, value in env.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=folder
     )
-    assert local.returncode == 0, local.stderr
+
+
+def test_one_command_gives_the_bytes_of_the_local_executor_and_leaves_nothing(
+    tmp_path, home, other_checkout
+):
     ours = outcome.environment(**home, MPLCONFIGDIR=str(tmp_path / "matplotlib"))
-    done = subprocess.run(
-        engine(tmp_path / "ray", "--executor", "ray"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=ours,
-    )
+    local = script(engine(tmp_path / "local"), other_checkout, ours)
+    assert local.returncode == 0, local.stderr
+    ray = engine(tmp_path / "ray", "--executor", "ray")
+    done = script(ray, other_checkout, ours)
     assert done.returncode == 0, done.stdout + done.stderr
     assert exported(tmp_path / "ray") == exported(tmp_path / "local")
     assert "(raylet)" not in done.stdout

@@ -19,6 +19,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import outcome
 
+from engine.executors.ray_travel import PACKAGES
+
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 pytestmark = [pytest.mark.slow, needs_ray]
 
@@ -128,7 +130,7 @@ def test_a_job_gives_the_bytes_of_the_local_executor(tmp_path):
         done = submit(board, env, "python", *command)
         assert done.returncode == 0, done.stdout + done.stderr
         assert exported(tmp_path / "job") == expected
-        refused_jobs_and_callers(board, gcs, env, command, tmp_path)
+        refused_jobs_and_callers(board, gcs, env, command, tmp_path, expected)
 
 
 def test_a_job_and_a_local_ray_give_its_bytes_on_fashion_mnist(tmp_path, real_data):
@@ -142,7 +144,7 @@ def test_a_job_and_a_local_ray_give_its_bytes_on_fashion_mnist(tmp_path, real_da
         assert exported(tmp_path / "job") == expected
 
 
-def refused_jobs_and_callers(board, gcs, env, command, tmp_path):
+def refused_jobs_and_callers(board, gcs, env, command, tmp_path, expected):
     """Bad input against a running head: one sentence each, within seconds."""
     relative = [("runs" if part == str(tmp_path / "job") else part) for part in command]
     done = submit(board, env, "python", *relative)
@@ -159,9 +161,33 @@ def refused_jobs_and_callers(board, gcs, env, command, tmp_path):
     assert "the cluster has no GPU" in done.stderr.splitlines()[-1]
     done = call(attach, env)
     assert done.returncode == 0, done.stderr
-    assert exported(tmp_path / "x") == exported(tmp_path / "job")
+    assert exported(tmp_path / "x") == expected
     texts = [p.read_text() for p in (tmp_path / "x").rglob("*.json")]
     assert not any(env["RAY_AUTH_TOKEN"] in text for text in texts)
+
+
+@pytest.mark.parametrize("where", ["installed", "folder"])
+def test_a_cluster_with_other_sources_is_refused_in_one_sentence(tmp_path, where):
+    other, nowhere = tmp_path / "other", tmp_path / "nowhere"
+    nowhere.mkdir()
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, other / name)
+    with open(other / "kernels" / "sgd" / "cpu.py", "a") as file:
+        file.write("# another version\n")
+    nodes = {"PYTHONPATH": str(other if where == "installed" else ROOT)}
+    with head(1, **secret(), **nodes) as (env, gcs, _):
+        attach = engine(STUDY, tmp_path / "x", DIGITS, "--executor", "ray", "--address", gcs)
+        words = [str(BIN / "engine"), *attach[3:]]
+        caller = {name: value for name, value in env.items() if name != "PYTHONPATH"}
+        cwd = nowhere if where == "installed" else other
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=120, check=False, env=caller, cwd=cwd
+        )
+    assert done.returncode == 1, done.stdout
+    said = done.stderr.splitlines()[-1]
+    assert f"import engine, kernels and attacks from {other}, which are not those of" in said
+    assert "install the driver's release on every node" in said
+    assert not (tmp_path / "x").exists()
 
 
 def test_an_upload_over_the_limit_is_refused_with_the_words_of_our_page(tmp_path):

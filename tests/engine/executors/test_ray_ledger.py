@@ -4,7 +4,7 @@ import pytest
 
 from engine.executors.ray_ledger import Ledger
 from engine.executors.ray_shard import Policy, Shard, Sign
-from engine.executors.ray_worker import Board
+from engine.executors.ray_travel import Board
 from engine.plan import ModelRef
 
 
@@ -141,10 +141,10 @@ def test_a_worker_that_is_done_but_whose_result_does_not_come_is_not_called_sile
 def test_a_beat_that_comes_late_does_not_undo_the_end():
     board = Board()
     board.hear(7, 2, "n1", 1)
-    assert not board.signs([7])[7].over
+    assert not board.signs([7])[7]["over"]
     board.hear(7, 3, "n1", 1, True)
     board.hear(7, 3, "n1", 1)
-    assert board.signs([7])[7].over
+    assert board.signs([7])[7]["over"]
     assert board.signs([8]) == board.signs([7]) == {}
 
 

@@ -25,12 +25,14 @@ from engine.executors.ray_place import (
     survey,
 )
 from engine.executors.ray_shard import Policy, Shard, Sign
+from engine.executors.ray_travel import Ticket
 from engine.plan import ModelRef
 from engine.prepare import prepare
 from engine.study import Resources
 from engine.studyfile import load_study
 
 GIB = 2**30
+TICKET = Ticket("digest", "folder", None)
 
 
 def node(name, cpus, gpus=0, kind="", alive=True, gib=8):
@@ -90,7 +92,7 @@ def fake_ray(nodes):
 
 
 def test_more_processes_than_gpus_are_planned_as_shares_with_less_memory_each(monkeypatch):
-    monkeypatch.setattr(ray_place, "_ask_worker", lambda *_: ({}, {}, 80 * GIB))
+    monkeypatch.setattr(ray_place, "_ask_workers", lambda *_: ({}, {}, 80 * GIB))
     alone, shared = (survey(fake_ray(NODES), "auto", p) for p in ("auto", 6))
     assert (alone.demand, alone.slots) == (Demand(shards_per_gpu=1, kind="H100"), 3)
     assert shared.demand == Demand(shards_per_gpu=2, kind="H100")
@@ -122,7 +124,7 @@ def test_a_suspected_node_is_kept_off_only_while_there_is_another(others, select
     ledger = Ledger(policy=Policy(), shards=[Shard(origin=0, stack=stack)])
     job = MagicMock()
     job.data.table = None
-    session = _Session(ray, MagicMock(), Offers(Demand(), lambda nbytes: MOST), job, ledger)
+    session = _Session(ray, MagicMock(), TICKET, Offers(Demand(), lambda nbytes: MOST), job, ledger)
     session.submit()
     ledger.hear({1: Sign(epochs=0, node="a", pid=1, age=99.0)}, 0.0)
     ledger.abandon(1, "silent")
@@ -157,7 +159,7 @@ def test_larger_nodes_are_given_larger_stacks():
     refs = [ModelRef(mix="m", arm="x", model_id=i) for i in range(36)]
     shards = [Shard(origin=i, stack=tuple(refs[4 * i : 4 * i + 4])) for i in range(9)]
     ledger = Ledger(policy=Policy(), shards=shards)
-    session = _Session(ray, MagicMock(), Offers(Demand(), per_gib), job, ledger)
+    session = _Session(ray, MagicMock(), TICKET, Offers(Demand(), per_gib), job, ledger)
     ray.remote.return_value.options.reset_mock()
     session.submit()
     calls = ray.remote.return_value.options.call_args_list
@@ -192,7 +194,7 @@ def test_a_node_that_puts_down_its_frozen_worker_is_trusted_again():
     job.data.table = None
     stack = (ModelRef(mix="clean", arm="bn", model_id=0),)
     ledger = Ledger(policy=Policy(silence=9.0), shards=[Shard(origin=0, stack=stack)])
-    session = _Session(ray, MagicMock(), Offers(Demand(), lambda nbytes: MOST), job, ledger)
+    session = _Session(ray, MagicMock(), TICKET, Offers(Demand(), lambda nbytes: MOST), job, ledger)
     session.submit()
     ledger.hear({1: Sign(epochs=0, node="a", pid=1, age=99.0)}, 0.0)
     session._looked = time.monotonic() - 2
