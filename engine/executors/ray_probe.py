@@ -8,6 +8,9 @@ from typing import Any
 
 PROBE_SECONDS = 5.0
 
+TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+"""Ray's settings for TLS; a node shows the same certificate as a server and as a client."""
+
 
 def gcs_address(address: str) -> str:
     """HOST:PORT of the head that `--address` means."""
@@ -47,7 +50,13 @@ def probe(gcs: str, *, insecure: bool) -> None:
             + ": set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
         )
     if answer != "OK":
-        raise ValueError(f"what answers at {gcs} is no Ray head ({answer})")
+        advice = (
+            f"check that '{os.environ['RAY_TLS_CA_CERT']}' (RAY_TLS_CA_CERT) has signed its "
+            "certificate for this host, or unset RAY_USE_TLS if it does not use TLS"
+            if _use_tls()
+            else f"if it uses TLS, set RAY_USE_TLS=1, {', '.join(TLS_FILES)}"
+        )
+        raise ValueError(f"what answers at {gcs} is no Ray head ({answer}): {advice}")
     if _check_alive(gcs, "") == "OK" and not insecure:
         raise ValueError(
             f"the cluster at {gcs} lets anyone in who can reach it: start it with "
@@ -70,11 +79,37 @@ def our_token() -> str:
         return ""
 
 
+def _channel(grpc: Any, gcs: str) -> Any:
+    options = [("grpc.enable_http_proxy", 0)]
+    if not _use_tls():
+        return grpc.insecure_channel(gcs, options=options)
+    certificate, key, authority = map(_pem, TLS_FILES)
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    return grpc.secure_channel(gcs, credentials, options=options)
+
+
+def _use_tls() -> bool:
+    return os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true")
+
+
+def _pem(name: str) -> bytes:
+    path = os.environ.get(name, "")
+    if not path:
+        raise ValueError(f"RAY_USE_TLS is set, but {name} is not: Ray wants {', '.join(TLS_FILES)}")
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name} names '{path}', which cannot be read: {error.strerror}") from None
+    if b"-----BEGIN " not in content:
+        raise ValueError(f"{name} names '{path}', which is no PEM file")
+    return content
+
+
 def _check_alive(gcs: str, token: str) -> str:
     """One call without side effects; the name of its gRPC status."""
     grpc: Any = importlib.import_module("grpc")
     metadata = [("authorization", f"Bearer {token}")] if token else []
-    with grpc.insecure_channel(gcs, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with _channel(grpc, gcs) as channel:
         call = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
         try:
             call(b"", timeout=PROBE_SECONDS, metadata=metadata)
