@@ -14,21 +14,28 @@ TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 def gcs_address(address: str) -> str:
     """HOST:PORT of the head that `--address` means."""
+    named, forms = "--address", "local, auto or HOST:PORT"
     if address == "auto":
-        found = os.environ.get("RAY_ADDRESS", "")
-        current = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
-        if not found and current.is_file():
-            found = current.read_text().strip()
-        if not found:
-            raise ValueError(
-                "no Ray cluster runs on this machine: start one (`ray start --head`), name one "
-                "with --address HOST:PORT, or leave out --address for a local one"
-            )
-        address = found
+        named, forms, address = _running()
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in host:
-        raise ValueError(f"--address is '{address}': expected local, auto or HOST:PORT of the head")
+    if not host or not (port.isascii() and port.isdigit()) or "/" in host:
+        raise ValueError(f"{named} is '{address}': expected {forms} of the head")
     return address
+
+
+def _running() -> tuple[str, str, str]:
+    """Where the address of this machine's cluster was found, what may be there, and what is."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address not in ("", "auto"):
+        return "RAY_ADDRESS", "auto or HOST:PORT", address
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    current = Path(folder) / "ray" / "ray_current_cluster"
+    if not current.is_file():
+        raise ValueError(
+            "no Ray cluster runs on this machine: start one (`ray start --head`), name one "
+            "with --address HOST:PORT, or leave out --address for a local one"
+        )
+    return f"the address in '{current}'", "HOST:PORT", current.read_text(errors="replace").strip()
 
 
 def probe(gcs: str, *, insecure: bool) -> None:

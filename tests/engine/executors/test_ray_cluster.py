@@ -74,3 +74,29 @@ def test_a_relative_out_inside_a_job(monkeypatch):
         opened(study, Where(), device="cpu", out=Path("runs")),
     ):
         pass
+
+
+def test_auto_looks_where_ray_does(monkeypatch, tmp_path):
+    """Ray writes the address of its head below RAY_TMPDIR, or else TMPDIR."""
+    for number, name in enumerate(("TMPDIR", "RAY_TMPDIR")):
+        folder = tmp_path / name
+        (folder / "ray").mkdir(parents=True)
+        (folder / "ray" / "ray_current_cluster").write_text(f"10.0.0.{number}:6379\n")
+        monkeypatch.setenv(name, str(folder))
+    assert ray_probe.gcs_address("auto") == "10.0.0.1:6379"
+    monkeypatch.delenv("RAY_TMPDIR")
+    assert ray_probe.gcs_address("auto") == "10.0.0.0:6379"
+
+
+def test_who_named_a_wrong_address(monkeypatch, tmp_path):
+    (tmp_path / "ray").mkdir()
+    current = tmp_path / "ray" / "ray_current_cluster"
+    current.write_text("10.0.0.1:6379")
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert ray_probe.gcs_address("auto") == "10.0.0.1:6379"
+    current.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=f"in '{current}' is '.*': expected HOST:PORT"):
+        ray_probe.gcs_address("auto")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(ValueError, match=r"^RAY_ADDRESS is 'ray://head:10001': expected auto or"):
+        ray_probe.gcs_address("auto")
