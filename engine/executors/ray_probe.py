@@ -75,15 +75,27 @@ def probe(gcs: str, *, insecure: bool) -> None:
 def our_token() -> str:
     """The token Ray would use: from the environment, a named file, or the home folder."""
     if token := os.environ.get("RAY_AUTH_TOKEN", ""):
-        return token.strip()
+        return _plain(token, "RAY_AUTH_TOKEN")
     named = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
     path = Path(named) if named else Path.home() / ".ray" / "auth_token"
     try:
-        return path.read_text().strip()
+        content = path.read_bytes()
     except OSError:
         if named:
             raise ValueError(f"RAY_AUTH_TOKEN_PATH names '{named}', which cannot be read") from None
         return ""
+    return _plain(content.decode("latin-1"), f"the token file '{path}'")
+
+
+def _plain(token: str, source: str) -> str:
+    """The token without blanks around it; what could not travel in a header is refused."""
+    token = token.strip()
+    if not all("!" <= character <= "~" for character in token):
+        raise ValueError(
+            f"{source} holds no token: blanks, line breaks or characters that are not ASCII lie "
+            "within; copy the cluster's token there again"
+        )
+    return token
 
 
 def _channel(grpc: Any, gcs: str) -> Any:

@@ -100,3 +100,26 @@ def test_who_named_a_wrong_address(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(ValueError, match=r"^RAY_ADDRESS is 'ray://head:10001': expected auto or"):
         ray_probe.gcs_address("auto")
+
+
+@pytest.mark.parametrize("token", ["äbcdef", "abc\ndef", "abc def", "abc\x00", "\udcff"])
+def test_tokens_that_are_none(monkeypatch, tmp_path, token):
+    """The sentence names where the token is from, and never the token."""
+    if "\x00" not in token:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+        with pytest.raises(ValueError, match=r"^RAY_AUTH_TOKEN holds") as caught:
+            ray_probe.our_token()
+        assert token[:3] not in str(caught.value)
+        monkeypatch.delenv("RAY_AUTH_TOKEN")
+    home = tmp_path / ".ray" / "auth_token"
+    home.parent.mkdir()
+    home.write_bytes(token.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=f"^the token file '{home}' holds no token"):
+        ray_probe.our_token()
+    named = tmp_path / "named"
+    named.write_bytes(home.read_bytes())
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(named))
+    with pytest.raises(ValueError, match=f"^the token file '{named}' holds"):
+        ray_probe.our_token()
+    named.write_bytes(b" abc-def=\n")
+    assert ray_probe.our_token() == "abc-def="
