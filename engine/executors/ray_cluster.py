@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -117,9 +118,14 @@ def connected(where: Where) -> Iterator[Any]:
 
 
 def _require() -> None:
-    if importlib.util.find_spec("ray") is None:
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:  # a mere folder of that name has no origin
         raise RuntimeError(
             "Ray is not installed: pip install 'shadow-engine[ray]', or leave out --executor ray"
+        )
+    if not list(Path(spec.origin).parent.glob("_raylet*")):
+        raise RuntimeError(
+            f"'{spec.origin}' is imported instead of Ray: rename it, or start in another folder"
         )
 
 

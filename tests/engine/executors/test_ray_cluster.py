@@ -1,6 +1,8 @@
 """Bad input for clusters: one sentence each, before anything is started."""
 
 import socket
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +12,9 @@ from engine.executors import ray_probe
 from engine.executors.ray import opened
 from engine.executors.ray_cluster import Where, connected
 from engine.studyfile import load_study
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
+import outcome
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -123,3 +128,18 @@ def test_tokens_that_are_none(monkeypatch, tmp_path, token):
         ray_probe.our_token()
     named.write_bytes(b" abc-def=\n")
     assert ray_probe.our_token() == "abc-def="
+
+
+def test_a_file_of_ones_own_called_ray(tmp_path):
+    (tmp_path / "ray.py").write_text("")
+    body = "from engine.executors.ray_cluster import *; connected(Where()).__enter__()"
+    done = subprocess.run(
+        [sys.executable, "-c", body],
+        cwd=tmp_path,
+        env=outcome.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"RuntimeError: '{tmp_path / 'ray.py'}'" in done.stderr
+    assert "rename" in done.stderr
