@@ -17,7 +17,7 @@ from engine.executors import ray_place, ray_travel, ray_worker
 from engine.executors.base import Job, OnProgress, OnResult, Stack, Watch
 from engine.executors.ray_check import checked
 from engine.executors.ray_cluster import Where, connected, in_job
-from engine.executors.ray_interrupt import Interrupts
+from engine.executors.ray_interrupt import Deadline, Interrupts
 from engine.executors.ray_ledger import Ledger
 from engine.executors.ray_metrics import displays
 from engine.executors.ray_place import Demand, Limit
@@ -56,7 +56,7 @@ def opened(study: Study, where: Where, *, device: str, out: Path) -> Iterator["R
     if where.cpus is None and wanted != "auto":
         where = dataclasses.replace(where, cpus=wanted)
     own = (where.address or ("auto" if in_job() else "local")) == "local"
-    with connected(where) as ray:
+    with Deadline(), connected(where) as ray:
         ticket = ray_travel.ticket(own_path=own)
         yield RayPlace(ray, ray_place.survey(ray, device, wanted, ticket), ticket)
 

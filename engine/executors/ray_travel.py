@@ -85,10 +85,16 @@ def _other_sources(wanted: str, folder: str) -> str:
     if digest == wanted:
         _same.append(digest)
         return ""
+    if here == folder:
+        return (
+            f"engine, kernels and attacks in {here} are not those that the driver was started "
+            "with: if they were changed meanwhile, run the same command again, otherwise install "
+            "the driver's release there"
+        )
     return (
         f"its workers import engine, kernels and attacks from {here}, which are not those of the "
-        f"driver in {folder}: install the driver's release on every node and start the "
-        "run outside of other checkouts, or submit it as a job, which takes its sources along"
+        f"driver in {folder}: install the driver's release on every node and start the run "
+        "outside of other checkouts, or submit it as a job, which takes its sources along"
     )
 
 

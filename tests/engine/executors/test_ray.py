@@ -1,6 +1,8 @@
 """Ray on one machine: the same bytes, faults survived, nothing exposed, nothing left behind."""
 
+import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -146,6 +148,56 @@ def test_a_stopped_driver_keeps_what_is_finished_and_leaves_nothing(tmp_path, ho
         time.sleep(0.5)
     assert rest == []
     assert not list((tmp_path / "run").rglob("*.part"))
+
+
+def process_of(name, home):
+    """The process id of one of Ray's services."""
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes() if path.name.isdigit() else b""
+            if words.split(b"\0")[0].endswith(name) and home["TMPDIR"].encode() in words:
+                return int(path.name)
+    raise AssertionError(f"no {name} runs")
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("service", "signals"),
+    [
+        (b"gcs_server", [signal.SIGINT]),
+        pytest.param(b"gcs_server", [signal.SIGTERM] * 2, marks=pytest.mark.slow),
+        pytest.param(b"raylet", [signal.SIGTERM], marks=pytest.mark.slow),
+    ],
+)
+def test_a_driver_whose_ray_is_frozen_can_be_stopped(tmp_path, home, service, signals):
+    long = ["--set", "train.epochs=60", "--set", "models=24", "--executor", "ray"]
+    with open(tmp_path / "said", "w+") as said:
+        driver = subprocess.Popen(
+            engine(tmp_path / "out", *long),
+            stderr=said,
+            stdout=said,
+            env=outcome.environment(**home),
+        )
+        try:
+            wait_for(lambda: list((tmp_path / "out").rglob("*.safetensors")), 90)
+            os.kill(process_of(service, home), signal.SIGSTOP)
+            time.sleep(3)  # until the driver has asked it something
+            begun = time.monotonic()
+            for number in signals:
+                driver.send_signal(number)
+                time.sleep(0.5)
+            assert driver.wait(20) == 128 + signals[-1]
+            assert time.monotonic() - begun < (2 if len(signals) > 1 else 14)
+        finally:
+            driver.kill()
+    wait_for(lambda: not belongings(home), 30)
+    assert list((tmp_path / "out").rglob("*.safetensors"))
 
 
 @pytest.mark.slow

@@ -64,6 +64,9 @@ def test_other_sources_are_refused_before_anything_is_unpickled(worker):
     assert answer["node"] == "n1"
     assert answer["refused"].startswith("its workers import engine, kernels and attacks from ")
     assert "the driver in /driver" in answer["refused"]
+    agreed = ("another digest", ray_travel.sources()[1], None)
+    answer = ray_travel.launch(agreed, "engine.nothing:task", b"no pickle")
+    assert "if they were changed meanwhile, run the same command again" in answer["refused"]
 
 
 def test_a_missing_module_is_a_fault_of_the_node(worker):
