@@ -276,6 +276,8 @@ class _Session:
             ledger.raised(number, f"its environment could not be set up: {_line(error)}")
         except errors.ObjectLostError:
             ledger.lost(number, "its result was lost")
+        except errors.WorkerCrashedError:
+            ledger.lost(number, "its worker process was killed", killed=True)
         except errors.RayError as error:
             ledger.lost(number, _KINDS.get(type(error).__name__, _line(error)))
         except ValueError as error:  # last: what Ray raises for a task's ValueError is one, too
@@ -375,7 +377,6 @@ def _board(ray: Any) -> Any:
 
 
 _KINDS = {
-    "WorkerCrashedError": "its worker process was killed",
     "NodeDiedError": "its node was lost",
     "LocalRayletDiedError": "its node was lost",
     "GetTimeoutError": f"its result did not arrive within {FETCH_SECONDS:.0f} s",

@@ -134,18 +134,20 @@ class Ledger:
             self.attempts[number].abandoned = True
         return found
 
-    def lost(self, number: int, reason: str) -> None:
+    def lost(self, number: int, reason: str, *, killed: bool = False) -> None:
         """The worker, its node or its result is gone: train the shard again, a few times.
 
         After the second time in two halves: a kernel that is out of memory kills without a word.
+        killed: the worker process was, so that memory may be the cause.
         """
         shard = self._close(number, reason)
         if shard is None:
             return
         shard.crashes += 1
+        shard.killed = shard.killed or killed
         if shard.crashes > self.policy.retries:
-            lost = f"lost {shard.crashes} times, last: {reason}"
-            self._fail(shard, f"{lost}; if memory was short, {_remedy(shard)}")
+            remedy = f"; if memory was short, {_remedy(shard)}" if shard.killed else ""
+            self._fail(shard, f"lost {shard.crashes} times, last: {reason}{remedy}")
         elif shard.crashes == 2 and len(shard.stack) > 1 and not shard.halved:
             self._split(shard, halved=True)
         else:
@@ -348,7 +350,7 @@ class Ledger:
         """Two shards instead of one: its first models, and the rest."""
         shard.state = "split"
         parts = [
-            Shard(origin=shard.origin, stack=stack, crashes=shard.crashes, halved=halved)
+            dataclasses.replace(shard, stack=stack, epochs=0, halved=halved, state="waiting")
             for stack in (shard.stack[:first], shard.stack[first:])
         ]
         self.shards += parts

@@ -50,13 +50,15 @@ class Sign:
 class Shard:
     """A stack and its history. origin: index of the caller's stack that it is part of.
 
-    epochs: how many of them any attempt has reached.
+    epochs: how many of them any attempt has reached. killed: whether a worker process was killed
+    while it trained this, as by a kernel that is out of memory.
     """
 
     origin: int
     stack: Stack
     epochs: int = 0
     crashes: int = 0
+    killed: bool = False
     halved: bool = False
     state: str = "waiting"
 

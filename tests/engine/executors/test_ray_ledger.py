@@ -39,18 +39,25 @@ def test_a_lost_worker_costs_its_shard_only_and_at_most_three_repeats():
     book = ledger(1)
     for repeat in range(3):
         number, attempt = book.take(0.0)
-        book.lost(number, "killed")
+        book.lost(number, "killed", killed=repeat == 1)
         assert (book.retrained, models(attempt)) == (repeat + 1, [0])
     book.lost(book.take(0.0)[0], "killed")
     assert (len(book.failed), book.unfinished) == (1, False)
     assert "lost 4 times, last: killed; if memory was short, let its node" in book.reasons[-1]
 
 
+def test_memory_is_no_advice_where_no_worker_was_killed():
+    book = ledger(1)
+    for _ in range(4):
+        book.lost(book.take(0.0)[0], "its result was lost")
+    assert book.reasons[-1] == "given up: clean/bn model 0: lost 4 times, last: its result was lost"
+
+
 def test_a_stack_lost_twice_is_halved_as_a_kernel_kills_for_memory_without_a_word():
     book, trained = ledger(4), []
     while (taken := book.take(0.0)) is not None:
         trained.append(models(taken[1]))
-        book.lost(taken[0], "killed")
+        book.lost(taken[0], "killed", killed=True)
     assert trained[:2] == [[0, 1, 2, 3]] * 2
     assert sorted(trained[2:]) == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [len(shard.stack) for shard in book.failed] == [2, 2]
