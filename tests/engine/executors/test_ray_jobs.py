@@ -91,6 +91,7 @@ def call(command, env, limit=900.0):
 def exported(out):
     (folder,) = Path(out).iterdir()
     file = folder.parent.parent / f"{folder.parent.name}.npz"
+    file.unlink(missing_ok=True)  # `engine export` overwrites nothing
     done = call(
         [sys.executable, "-m", "engine", "export", str(folder), "--out", str(file)], None, 120
     )
