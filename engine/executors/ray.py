@@ -38,6 +38,11 @@ TASK = f"{ray_worker.__name__}:{ray_worker.task.__name__}"
 FETCH_SECONDS = 120.0
 """A result that does not arrive within this is lost."""
 
+RAY_DIED = (
+    "Ray on this machine died: finished models are kept; run the same command again (a cluster "
+    "that you started yourself has to be started again before)"
+)
+
 
 @contextlib.contextmanager
 def opened(study: Study, where: Where, *, device: str, out: Path) -> Iterator["RayPlace"]:
@@ -276,6 +281,8 @@ class _Session:
             ledger.raised(number, f"its environment could not be set up: {_line(error)}")
         except errors.ObjectLostError:
             ledger.lost(number, "its result was lost")
+        except errors.LocalRayletDiedError:
+            raise RuntimeError(RAY_DIED) from None
         except errors.WorkerCrashedError:
             ledger.lost(number, "its worker process was killed", killed=True)
         except errors.RayError as error:
@@ -378,7 +385,6 @@ def _board(ray: Any) -> Any:
 
 _KINDS = {
     "NodeDiedError": "its node was lost",
-    "LocalRayletDiedError": "its node was lost",
     "GetTimeoutError": f"its result did not arrive within {FETCH_SECONDS:.0f} s",
 }
 

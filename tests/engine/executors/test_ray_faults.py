@@ -315,6 +315,18 @@ def test_a_corrupted_shard_file_is_set_aside_and_trained_again(tmp_path, undistu
     assert equal
 
 
+def test_a_driver_whose_own_raylet_is_killed_says_so_and_resumes(tmp_path, undisturbed):
+    facts = outcome.act("own_raylet", tmp_path)
+    assert facts["failure"].startswith("Ray on this machine died: finished models are kept; run")
+    assert facts["models_done"] >= 6
+    again = outcome.act("plain", tmp_path)
+    assert again["failure"] is None
+    assert again["stacks"] == facts["stacks"] - facts["done"]
+    equal = outcome.left(tmp_path) == undisturbed
+    record("own_raylet", again, equal)
+    assert equal
+
+
 def test_a_killed_driver_resumes(tmp_path, undisturbed):
     for _ in range(2):
         process = subprocess.Popen(

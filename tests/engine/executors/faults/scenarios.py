@@ -237,6 +237,15 @@ def kill_raylet(folder, train):
     return strike(folder, train, kill, seconds=8.0, _system_config=often)
 
 
+def own_raylet(folder, train):
+    """SIGKILL to the raylet of the driver's own machine, the only one."""
+    drive = Drive(folder)
+    with local() as ray:
+        pid = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
+        drive.on_stored = lambda count: os.kill(pid, signal.SIGKILL) if count == 3 else None
+        return drive.train(ray, train or fake(drive))
+
+
 def freeze_node(folder, train):
     """SIGSTOP to a node's raylet and workers: silence, but nothing closes."""
 

@@ -48,6 +48,7 @@ FAULTS = {
     "diverging_model": "one model of each cell diverges (bytes: of all others)",
     "full_disk": "the driver's file system full; room made, run again",
     "corrupted_shard": "a stored shard corrupted; run again",
+    "own_raylet": "the driver's own raylet killed; run again",
     "kill_driver": "the driver killed twice; run again",
     "plain, real training": "real training, nothing happens",
     "two_nodes, real training": "real training on two nodes, nothing happens",
