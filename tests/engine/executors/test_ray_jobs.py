@@ -31,10 +31,15 @@ DIGITS = ["data.limit=240", "models=4", "train.epochs=3", "train.batch=32", "res
 
 
 def free_port():
-    """Outside the range in which Ray's workers listen."""
-    for port in range(6400, 9900):
-        with contextlib.suppress(OSError), socket.socket() as server:
+    """It and the next one, outside the range in which Ray's workers listen."""
+    for port in range(6400, 9900, 2):
+        with (
+            contextlib.suppress(OSError),
+            socket.socket() as server,
+            socket.socket() as second,
+        ):
             server.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
             return port + 0
     raise AssertionError("no free port")
 
@@ -102,7 +107,12 @@ def exported(out):
 def submit(board, env, *command):
     runtime = "configs/ray/runtime_env.yaml"
     start = [str(BIN / "ray"), "job", "submit", "--address", board, "--working-dir", "."]
-    return call([*start, "--runtime-env", runtime, "--", *command], env)
+    for _ in range(30):  # the head takes jobs a while after it answers
+        done = call([*start, "--runtime-env", runtime, "--", *command], env)
+        if "No available agent to submit job" not in done.stdout + done.stderr:
+            break
+        time.sleep(1)
+    return done
 
 
 def fashion(real_data):
