@@ -27,6 +27,7 @@ from engine.studyfile import load_study, to_toml
 
 FORMAT = 1
 MEMBERSHIP = KEEP, SAMPLES = "keep.npy", "samples.npz"
+STUDY = "study.toml"
 Array = npt.NDArray[Any]
 
 
@@ -145,13 +146,18 @@ def open_run(path: str | Path) -> Run:
         ValueError: the folder is no run directory, a damaged one, or one of a newer format.
     """
     path = Path(path)
-    study_file = path / "study.toml"
+    study_file = path / STUDY
     if not study_file.is_file() or not (path / "manifest.json").is_file():
         raise ValueError(
             f"'{path}' is no run directory: expected one with study.toml and manifest.json "
             "(the path that `engine run` printed)"
         )
     manifest = _manifest(path)
+    if files.sha256(study_file) != manifest.get("study_sha256", files.sha256(study_file)):
+        raise ValueError(
+            f"'{study_file}' is damaged or was edited: run the study again, which writes it anew "
+            "and trains nothing that is finished (for other settings use --set)"
+        )
     try:
         study = load_study(str(study_file))
     except ValueError as error:
@@ -232,8 +238,8 @@ def declare(
         _same_or_new(folder / SAMPLES, table)
         _same_or_grown(folder / KEEP, masks[mix])
         membership[mix] = {name: files.sha256(folder / name) for name in MEMBERSHIP}
-    files.write_text(path / "study.toml", to_toml(study))
-    manifest = {**manifest, "membership": membership}
+    files.write_text(path / STUDY, to_toml(study))
+    manifest = {**manifest, "membership": membership, "study_sha256": files.sha256(path / STUDY)}
     write_manifest(path, manifest)
     return Run(path=path, study=study, digest=manifest["digest"], manifest=manifest)
 

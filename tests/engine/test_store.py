@@ -273,6 +273,19 @@ def test_a_damaged_study_file_is_named_and_written_anew(tmp_path):
     assert file.read_text() == whole
 
 
+def test_an_edited_study_file_is_not_taken_for_what_was_run(tmp_path):
+    run = declare(tmp_path / "run")
+    file = run.path / "study.toml"
+    whole = file.read_text()
+    edited = whole.replace("lr = 0.", "lr = 1.")
+    assert edited != whole
+    file.write_text(edited)
+    with pytest.raises(ValueError, match="was edited: run the study again"):
+        store.open_run(run.path)
+    declare(run.path)
+    assert store.open_run(run.path).study == run.study
+
+
 def test_other_folders_and_newer_formats_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no run directory"):
         store.open_run(tmp_path)
