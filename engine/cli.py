@@ -1,9 +1,12 @@
 """The command line: flags in, one call out. Heavy imports sit inside the commands."""
 
 import errno
+import io
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -154,6 +157,10 @@ def _console() -> Console:
 
 def main() -> None:
     """The console script: user errors become one sentence and a non-zero exit."""
+    signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):  # None where it was closed
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale may lack the signs we print
     try:
         app(standalone_mode=True)
     except KeyboardInterrupt:
@@ -166,6 +173,12 @@ def main() -> None:
         if os.environ.get("SHADOW_DEBUG"):
             raise
         _fail(_sentence(error), 1)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends a run in order, like Ctrl-C; a second one at once."""
+    signal.signal(number, signal.SIG_DFL)
+    _fail(INTERRUPTED, 128 + number)
 
 
 def _sentence(error: Exception) -> str:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,3 +148,13 @@ def test_another_distribution_named_kernels_is_noticed(tmp_path):
     assert done.returncode != 0
     assert "'kernels'" in done.stderr.splitlines()[-1]
     assert "another distribution" in done.stderr.splitlines()[-1]
+
+
+def test_signs_that_a_locale_lacks_are_replaced(tmp_path):
+    shipped = Path(__file__).parents[2] / "configs" / "studies" / "digits_bn_vs_nobn.toml"
+    text = shipped.read_text().replace('question = "', 'question = "Größer … ')
+    (tmp_path / "mine.toml").write_text(text)
+    dry = ["run", "--study", "mine.toml", "--dry-run"]
+    done = engine(*dry, cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "Gr??er ? " in done.stdout

@@ -166,7 +166,8 @@ def test_an_odd_number_of_paired_models_is_said_from_start_to_end(tmp_path):
     assert "model 2 has no complement" in (folder / "report.html").read_text()
 
 
-def test_an_interrupt_says_what_is_kept_and_leaves_no_process(undisturbed, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_says_what_is_kept_and_leaves_no_process(number, code, tmp_path):
     heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     python, _, _, *rest = command(tmp_path / "runs", "train.epochs=2000")
     process = subprocess.Popen(  # tests may run where interrupts are ignored
@@ -179,9 +180,9 @@ def test_an_interrupt_says_what_is_kept_and_leaves_no_process(undisturbed, tmp_p
     while not list((tmp_path / "runs").rglob("manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert said.strip() == (
         "engine: interrupted: finished models are kept; the same command goes on from here"
     )
