@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from scipy import stats
 
 from engine.analysis.findings import CellFindings, ClaimRow, Contrast, Measure, MixFacts, Verdict
-from engine.analysis.wording import percent
+from engine.analysis.wording import at_chance, percent
 from engine.study import Arm, Study
 
 STATEMENTS = {
@@ -185,11 +185,13 @@ def _left_open(row: ClaimRow, stuck: Mapping[tuple[str, str], CellFindings]) -> 
     found = [stuck[row.mix, arm] for arm in row.arms if (row.mix, arm) in stuck]
     if not found:
         return row
-    why = "; ".join(
-        f"{len(cell.untrained)} of {cell.models} models of {cell.arm} never left chance"
-        for cell in found
+    return replace(
+        row,
+        verdict="not decidable here",
+        why=at_chance(found),
+        p_value=math.nan,
+        models_needed=None,
     )
-    return replace(row, verdict="not decidable here", why=why, p_value=math.nan, models_needed=None)
 
 
 def _plain_batch(arm: Arm) -> bool:

@@ -1,9 +1,18 @@
 """Numbers and findings in words: one way to write each, for the report and the terminal."""
 
 import math
+from collections.abc import Iterable
 
 from attacks.types import Interval
-from engine.analysis.findings import MOST_GROUPS, RATE, Contrast, Estimate, Findings, MixFacts
+from engine.analysis.findings import (
+    MOST_GROUPS,
+    RATE,
+    CellFindings,
+    Contrast,
+    Estimate,
+    Findings,
+    MixFacts,
+)
 from engine.study import Study
 
 GUESSING = 0.5
@@ -185,19 +194,38 @@ def main_pair(findings: Findings) -> Contrast | None:
     return max(rivals, key=lambda c: findings.mix(c.mix).share)
 
 
+def at_chance(cells: Iterable[CellFindings]) -> str:
+    """Which arms hold models that never left chance, and spoil what is said of them; or nothing."""
+    found = " and ".join(
+        f"{len(cell.untrained)} of {cell.models} models of {cell.arm}"
+        for cell in cells
+        if cell.untrained
+    )
+    return found and f"{found} never left chance"
+
+
+def beats_guessing(estimate: Estimate | None) -> bool:
+    """Whether the whole interval of an AUC lies above that of guessing."""
+    return estimate is not None and estimate.interval.low > GUESSING
+
+
 def answer(findings: Findings) -> str:
-    """The run's answer in one plain sentence, numbers and interval included."""
+    """The run's answer in one plain sentence, numbers and interval included.
+
+    It names a direction where the difference's interval has one, no model stayed at chance and at
+    least one arm is attacked better than by guessing.
+    """
     contrast = main_pair(findings)
     if contrast is None:
         return _single(findings)
-    left = findings.cell(contrast.mix, contrast.left)
-    right = findings.cell(contrast.mix, contrast.right)
-    for cell in (left, right):
+    cells = _compared(findings, contrast)
+    for cell in cells:
         if cell.refused:
             return f"This run cannot say who leaks more: {cell.refused}."
     difference = contrast.differences["auc/online/all"]
-    found = [cell.attack("online", "all") for cell in (left, right)]
-    levels = [number(math.nan if f is None else f.auc.value, 3) for f in found]
+    found = [cell.attack("online", "all") for cell in cells]
+    aucs = [None if f is None else f.auc for f in found]
+    levels = [number(math.nan if auc is None else auc.value, 3) for auc in aucs]
     points = f"{number(100 * difference.value, 1, signed=True)} points"
     beside = f"AUC {levels[0]} against {levels[1]}; {counted(contrast.models, 'model')} an arm"
     if not difference.interval.given:
@@ -206,23 +234,35 @@ def answer(findings: Findings) -> str:
             f"({beside}), without an interval: {difference.reason}."
         )
     bounds = interval(difference, 1, 100, signed=True)
+    spoilt = at_chance(cells)
+    if spoilt:
+        lead = f"This run cannot say who leaks more, as {spoilt}"
+    elif not any(beats_guessing(auc) for auc in aucs):
+        lead = f"The attack beats guessing neither with {contrast.left} nor with {contrast.right}"
+    else:
+        lead = _direction(difference, contrast)
     return (
-        f"{_direction(difference, contrast)}: the paired difference in AUC on mix {contrast.mix} "
+        f"{lead}: the paired difference in AUC on mix {contrast.mix} "
         f"is {points} ({percent(findings.level)} interval {bounds}; {beside})."
     )
 
 
+def _compared(findings: Findings, contrast: Contrast) -> list[CellFindings]:
+    return [findings.cell(contrast.mix, arm) for arm in (contrast.left, contrast.right)]
+
+
 def on_outliers(findings: Findings) -> str:
-    """What the compared arms did with the outliers, in one sentence; empty where there are none."""
+    """What the compared arms did with the outliers, in one sentence.
+
+    Empty where there are none, or where models that never left chance spoil the comparison.
+    """
     contrast = main_pair(findings)
     if contrast is None or not findings.mix(contrast.mix).outliers:
         return ""
+    cells = _compared(findings, contrast)
     gap = contrast.differences["outlier_gap"]
-    inside = [
-        findings.cell(contrast.mix, arm).rates["outlier_in_accuracy"].value
-        for arm in (contrast.left, contrast.right)
-    ]
-    if math.isnan(gap.value):
+    inside = [cell.rates["outlier_in_accuracy"].value for cell in cells]
+    if math.isnan(gap.value) or at_chance(cells):
         return ""
     bounds = interval(gap, 1, 100, signed=True)
     told = f"{percent(findings.level)} interval {bounds}" if bounds else gap.reason
@@ -251,10 +291,13 @@ def _single(findings: Findings) -> str:
     attack = cell.attack("online", "all")
     if attack is None:
         return f"This run cannot say how much {cell.arm} leaks: {cell.refused}."
-    return (
-        f"LiRA tells members of {cell.arm} from non-members with an AUC of "
-        f"{full(attack.auc, 3, against=GUESSING)} on mix {cell.mix}."
-    )
+    told = f"an AUC of {full(attack.auc, 3, against=GUESSING)} on mix {cell.mix}"
+    spoilt = at_chance([cell])
+    if spoilt:
+        return f"This run cannot say how much {cell.arm} leaks, as {spoilt}: {told}."
+    if attack.auc.interval.given and not beats_guessing(attack.auc):
+        return f"LiRA does not beat guessing on members of {cell.arm}: {told}."
+    return f"LiRA tells members of {cell.arm} from non-members with {told}."
 
 
 def headline(findings: Findings) -> str:

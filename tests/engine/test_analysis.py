@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -11,10 +12,10 @@ from sklearn.metrics import roc_auc_score
 from synthetic_run import ARMS, KEEP, MIXES, OOD, SHIFT, a_study, make_run
 
 from attacks.lira import lira
-from attacks.types import ScoreMatrix
-from engine.analysis import analyse
+from attacks.types import Interval, ScoreMatrix
+from engine.analysis import analyse, wording
 from engine.analysis.results import _estimate
-from engine.analysis.wording import interval
+from engine.analysis.wording import interval, on_outliers
 from engine.plan import ModelRef, ModelResult
 from engine.report import write_report
 from engine.report.summary import tables
@@ -130,6 +131,44 @@ def test_reversed_effect_is_the_other_side(tmp_path):
     findings = analyse(run)
     assert {row.claim: row.verdict for row in findings.claims}["C4"] == "not held"
     assert "harder" in findings.answer
+
+
+def test_no_direction_is_told_where_models_never_left_chance(tmp_path):
+    stuck = [("flip5", arm, m) for arm in PAIR for m in range(8)]
+    study = a_study(FLIP5, PAIR, models=8)
+    findings = analyse(make_run(tmp_path / "both", study, stuck=stuck))
+    assert findings.contrasts[0].differences["auc/online/all"].interval.low > 0
+    assert findings.answer.startswith(
+        "This run cannot say who leaks more, as 8 of 8 models of bn and "
+        "8 of 8 models of nobn never left chance: the paired difference"
+    )
+    assert on_outliers(findings) == ""
+    findings = analyse(make_run(tmp_path / "one", study, stuck=stuck[-1:]))
+    assert "as 1 of 8 models of nobn never left chance" in findings.answer
+    assert "easier" not in findings.answer
+    assert on_outliers(findings) == ""
+    assert "of the outliers" in on_outliers(analyse(make_run(tmp_path / "fine", study))).lower()
+    alone = a_study(FLIP5, PAIR[:1], models=8)
+    findings = analyse(make_run(tmp_path / "alone", alone, stuck=stuck[:3]))
+    assert "cannot say how much bn leaks, as 3 of 8 models" in findings.answer
+
+
+def test_no_direction_is_told_where_neither_attack_beats_guessing(tmp_path):
+    study = a_study(CLEAN, PAIR)
+    findings = analyse(make_run(tmp_path / "pair", study, shift=dict.fromkeys(PAIR, 0.0)))
+    for low, high in ((0.007, 0.031), (-0.031, -0.007), (-0.01, 0.02)):
+        contrast = findings.contrasts[0]
+        decided = Interval(low=low, high=high, level=0.95, method="")
+        estimate = replace(contrast.differences["auc/online/all"], interval=decided)
+        differences = {**contrast.differences, "auc/online/all": estimate}
+        lucky = replace(findings, contrasts=(replace(contrast, differences=differences),))
+        told = wording.answer(lucky)
+        assert told.startswith(
+            "The attack beats guessing neither with bn nor with nobn: the paired"
+        )
+    study = a_study(CLEAN, PAIR[:1])
+    findings = analyse(make_run(tmp_path / "alone", study, shift={"bn": 0.0}))
+    assert findings.answer.startswith("LiRA does not beat guessing on members of bn: an AUC of 0.")
 
 
 def test_shares_without_a_claimed_number_are_not_judged(tmp_path):
