@@ -235,6 +235,12 @@ class Study:
         )
         _require(bool(self.mixes), "a study needs at least one mix")
         _require(bool(self.arms), "a study needs at least one arm")
+        for name, mix in self.mixes.items():
+            _require(
+                mix.kind != "ood" or mix.source not in (self.data.name, self.data.path),
+                f"mixes.{name}.source is '{mix.source}', the study's own images, which are not "
+                "out of distribution: name another set",
+            )
         for epoch in self.query.keep_epochs:
             _require(
                 epoch < self.train.epochs,

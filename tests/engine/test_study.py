@@ -87,6 +87,12 @@ def test_a_bad_override_is_one_sentence_that_names_what_is_valid(study_file, ove
         assert word in sentence
 
 
+def test_the_own_images_are_not_out_of_distribution(study_file):
+    ood = ["mixes.x.kind=ood", "mixes.x.share=0.1", "mixes.x.source=digits"]
+    with pytest.raises(ValueError, match=r"mixes\.x\.source is 'digits', the study's own images"):
+        load_study(study_file(), ["data.name=digits", *ood])
+
+
 def test_a_penalty_without_batch_norm_is_refused(study_file):
     text = '[arms.x]\nnet = "lenet"\nnorm = "none"\npenalty = { form = "hinge", lambda = 1.0 }\n'
     with pytest.raises(ValueError, match="needs norm = 'batch'"):
