@@ -157,5 +157,5 @@ def _roc(found: GroupScores, first: int, level: float) -> Roc:
         tpr_A=np.array([*(e.value for e in estimates), 1.0]),
         low_A=np.array([*(e.interval.low for e in estimates), 1.0]),
         high_A=np.array([*(e.interval.high for e in estimates), 1.0]),
-        floor=1 / float(found.non_members_T.min()),
+        floor=1 / max(1, int(found.non_members_T.min())),
     )

@@ -296,7 +296,7 @@ def roc_axes(
     Without bands later curves are thinner, so that those that coincide show beneath each other.
     """
     floor = min(curve.floor for curve, _, _ in curves)
-    lowest = max(1e-4, 10 ** np.floor(np.log10(floor)))
+    lowest = min(max(1e-4, 10 ** np.floor(np.log10(floor))), 0.1)
     axis.plot([lowest, 1], [lowest, 1], color=MUTED, linewidth=1, linestyle=LINES["test"])
     widths = np.full(len(curves), 1.6) if bands else np.linspace(3.2, 1.2, len(curves))
     for (curve, ink, line), width in zip(curves, widths.tolist(), strict=True):

@@ -172,6 +172,16 @@ def test_diverged_models_are_counted_on_the_page(tmp_path):
     assert "1 of 8 models" in write_report(run, analyse(run)).read_text()
 
 
+def test_a_target_with_at_most_one_non_member_in_a_group_leaves_the_page_whole(tmp_path):
+    mixes = {"flip1": Mix(kind="flipped", share=0.01)}
+    for samples in (100, 400):
+        study = a_study(mixes, ("bn", "nobn"), models=8, design="bernoulli")
+        findings = analyse(make_run(tmp_path / str(samples), study, samples=samples))
+        floor = findings.cell("flip1", "bn").attack("online", "outlier").roc.floor
+        assert floor == 1
+        assert "flip1: outliers" in next(d.svg for d in draw_all(findings) if d.name == "roc")
+
+
 def test_one_arm_on_clean_data(tmp_path):
     run = make_run(tmp_path, a_study({"clean": Mix()}, ("nobn",), models=8))
     page = write_report(run, analyse(run)).read_text()
