@@ -37,7 +37,7 @@ def analyse(run: Run, told: Callable[[str], object] = lambda cell: None) -> Find
             told(f"{mix}/{arm}")
             cell = run.load(mix, arm)
             broken_M = diverged(cell)
-            found = analyse_cell(study, cell, np.flatnonzero(~broken_M))
+            found = analyse_cell(study, cell, np.flatnonzero(~broken_M), wording.all_diverged(arm))
             analysed[mix, arm] = found
             cells.append(cell_findings(study, mix, arm, cell, broken_M, found))
             rows += results.target_rows(study, mix, arm, cell, found)

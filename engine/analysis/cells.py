@@ -43,9 +43,16 @@ def exclusion_plan(study: Study, cell: Cell) -> Exclusion:
 
 
 def analyse_cell(
-    study: Study, cell: Cell, models: Ints, phi: npt.NDArray[np.floating] | None = None
+    study: Study,
+    cell: Cell,
+    models: Ints,
+    nobody: str,
+    phi: npt.NDArray[np.floating] | None = None,
 ) -> Analysed:
-    """Measure and attack the given models of a cell (with `phi` in place of the final scores)."""
+    """Measure and attack the given models of a cell (with `phi` in place of the final scores).
+
+    nobody: why there are no models, where there are none.
+    """
     plan = exclusion_plan(study, cell)
     deletion = _deletion_groups(plan.deletion_groups(), models)
     position = {int(m): i for i, m in enumerate(models)}
@@ -54,6 +61,7 @@ def analyse_cell(
         models,
         [tuple(position[m] for m in group) for group in deletion],
         study.attacks.level,
+        nobody,
     )
     scores: dict[str, CellScores] = {
         mode: score_cell(
@@ -65,6 +73,7 @@ def analyse_cell(
             study.attacks.fpr,
             mode,
             LiraParameters(online=mode == "online", variance=study.attacks.variance),
+            nobody,
         )
         for mode in (MODES if phi is None else MODES[:1])
     }

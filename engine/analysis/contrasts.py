@@ -11,6 +11,7 @@ import numpy.typing as npt
 from engine.analysis.cells import Analysed, analyse_cell
 from engine.analysis.findings import Contrast, Matched
 from engine.analysis.replicates import Replicated, undefined
+from engine.analysis.wording import all_diverged
 from engine.store import Run
 from engine.study import Study
 
@@ -29,16 +30,18 @@ def contrast(
     study, level = run.study, run.study.attacks.level
     left, right = (analysed[mix, arm] for arm in arms)
     common = np.intersect1d(left.models, right.models)
-    if len(common) < len(left.models):
-        left = analyse_cell(study, run.load(mix, arms[0]), common)
-    if len(common) < len(right.models):
-        right = analyse_cell(study, run.load(mix, arms[1]), common)
+    gone = [arm for arm in arms if not len(analysed[mix, arm].models)]
+    nobody = all_diverged(*gone) if gone else "no model trained to the end in both arms"
+    if not len(common) or len(common) < len(left.models):
+        left = analyse_cell(study, run.load(mix, arms[0]), common, nobody)
+    if not len(common) or len(common) < len(right.models):
+        right = analyse_cell(study, run.load(mix, arms[1]), common, nobody)
     first, second = numbers(study, left, groups), numbers(study, right, groups)
     found = {name: first[name] - second[name] for name in first}
     for group in groups:
         name = f"auc/online/{group}"
         found[f"relative_{name}"] = first[name].relative_to(second[name])
-    matched, unmatched = _matched(run, mix, arms, (left, right), common)
+    matched, unmatched = _matched(run, mix, arms, (left, right), common, nobody)
     return Contrast(
         mix=mix,
         left=arms[0],
@@ -67,7 +70,7 @@ def numbers(study: Study, found: Analysed, groups: Sequence[str]) -> dict[str, R
 
 
 def _matched(
-    run: Run, mix: str, arms: Pair, found: tuple[Analysed, Analysed], models: Ints
+    run: Run, mix: str, arms: Pair, found: tuple[Analysed, Analysed], models: Ints, nobody: str
 ) -> tuple[Matched | None, str]:
     """The AUC difference where clean training accuracies are closest.
 
@@ -79,6 +82,8 @@ def _matched(
     curves = [side.measures.curves.get("accuracy/clean_in") for side in found]
     if len(kept) == 1:
         return None, "no scores were kept at earlier epochs (query.keep_epochs)"
+    if not len(models):
+        return None, nobody
     if curves[0] is None or curves[1] is None:
         return None, "there are no epoch curves of clean training accuracy"
     reached = [{epoch: float(c.value_E[epoch - 1]) for epoch in kept} for c in curves if c]
@@ -90,7 +95,7 @@ def _matched(
     if epochs[ahead] != kept[-1]:
         cell = run.load(mix, arms[ahead])
         phi = cell.arrays["kept_phi_ENQ"][:, kept.index(epochs[ahead])]
-        sides[ahead] = analyse_cell(study, cell, models, phi)
+        sides[ahead] = analyse_cell(study, cell, models, "", phi)
     for side in sides:
         if side.scores["online"].refused:
             return None, side.scores["online"].refused

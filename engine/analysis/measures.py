@@ -78,19 +78,23 @@ def untrained(cell: Cell) -> Bools:
 
 
 def measure(
-    cell: Cell, models: npt.NDArray[np.int64], groups: Groups, level: float
+    cell: Cell, models: npt.NDArray[np.int64], groups: Groups, level: float, nobody: str
 ) -> CellMeasures:
-    """Measure the given models of a cell; `groups` index into `models`."""
+    """Measure the given models of a cell; `groups` index into `models`.
+
+    nobody: why `models` is empty, where it is.
+    """
     curves = _curves(cell, models, groups, level)
     per_model = {**_by_group(cell, models), **_speed(cell, models)}
     layers = _layers(cell, models, groups, level)
     if layers is not None:
         share_ML = np.abs(cell.arrays["gamma_over_sigma_EL"][models, -1]) > 1
         per_model["gamma_share"] = share_ML.mean(1)
+    why = {name: _why_undefined(name, cell, "" if len(models) else nobody) for name in RATES}
     rates = {
-        name: mean(per_model[name], groups, _why_undefined(name), _possible(name))
+        name: mean(per_model[name], groups, why[name], _possible(name))
         if name in per_model
-        else undefined(_why_undefined(name))
+        else undefined(why[name])
         for name in RATES
     }
     return CellMeasures(
@@ -103,12 +107,12 @@ def _possible(name: str) -> Range:
     return {"accuracy": RATE, "share": RATE, "gap": (-1.0, 1.0)}.get(what, (0.0, math.inf))
 
 
-def _why_undefined(name: str) -> str:
-    if name == "gamma_share":
+def _why_undefined(name: str, cell: Cell, nobody: str) -> str:
+    if name == "gamma_share" and "gamma_over_sigma_EL" not in cell.arrays:
         return "the arm has no batch norm"
-    if name.startswith("outlier"):
+    if name.startswith("outlier") and (cell.samples.kind_N == CLEAN).all():
         return "the mix has no outliers"
-    return "no model trained to the end"
+    return nobody or "in some model there are no such samples"
 
 
 def _by_group(cell: Cell, models: npt.NDArray[np.int64]) -> dict[str, Floats]:

@@ -69,14 +69,16 @@ def score_cell(
     alphas: Sequence[float],
     mode: Mode,
     parameters: LiraParameters,
+    nobody: str,
 ) -> CellScores:
     """Attack every model of `models` with the others.
 
-    Models outside `models` count as never trained. groups: masks (N,) of samples. alphas: the
-    study's false-positive rates; the online attack is read at GRID_A too, for its ROC curves.
+    Models outside `models` count as never trained; nobody says why there are none, where there are
+    none. groups: masks (N,) of samples. alphas: the study's false-positive rates; the online attack
+    is read at GRID_A too, for its ROC curves.
     """
     if not len(models):
-        return _refused(mode, models, "every model of this arm diverged")
+        return _refused(mode, models, nobody)
     matrix = ScoreMatrix(
         scores_MNQ=_blanked(scores_MNQ, models), keep_MN=plan.keep_MN, design=design
     )

@@ -194,6 +194,23 @@ def main_pair(findings: Findings) -> Contrast | None:
     return max(rivals, key=lambda c: findings.mix(c.mix).share)
 
 
+def all_diverged(*arms: str) -> str:
+    """
+    >>> all_diverged("bn"), all_diverged("bn", "nobn")
+    ('every model of bn diverged', 'every model of bn and of nobn diverged')
+    """
+    return f"every model of {' and of '.join(arms)} diverged"
+
+
+def refusals(cells: Iterable[CellFindings]) -> dict[str, list[CellFindings]]:
+    """The cells that the online attack was refused on, by reason."""
+    found: dict[str, list[CellFindings]] = {}
+    for cell in cells:
+        if cell.refused:
+            found.setdefault(cell.refused, []).append(cell)
+    return found
+
+
 def at_chance(cells: Iterable[CellFindings]) -> str:
     """Which arms hold models that never left chance, and spoil what is said of them; or nothing."""
     found = " and ".join(
@@ -219,9 +236,12 @@ def answer(findings: Findings) -> str:
     if contrast is None:
         return _single(findings)
     cells = _compared(findings, contrast)
-    for cell in cells:
-        if cell.refused:
-            return f"This run cannot say who leaks more: {cell.refused}."
+    refused = [
+        f"the attack on {' and on '.join(cell.arm for cell in found)} was refused: {reason}"
+        for reason, found in refusals(cells).items()
+    ]
+    if refused:
+        return f"This run cannot say who leaks more, as {'; '.join(refused)}."
     difference = contrast.differences["auc/online/all"]
     found = [cell.attack("online", "all") for cell in cells]
     aucs = [None if f is None else f.auc for f in found]

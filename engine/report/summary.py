@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.analysis.findings import GROUPS, CellFindings, Contrast, Estimate, Findings
-from engine.analysis.wording import DASH, full, half_width, jackknifed, number, on_outliers, percent
+from engine.analysis.wording import (
+    DASH,
+    full,
+    half_width,
+    jackknifed,
+    number,
+    on_outliers,
+    percent,
+    refusals,
+)
 from engine.membership import odd_one_out
 
 if TYPE_CHECKING:
@@ -113,14 +122,15 @@ def footer(findings: Findings) -> list[str]:
         for rate in attack.tpr
         if rate.refused and rate.alpha == max(findings.alphas)
     }
-    reasons = {c.refused for c in findings.cells if c.refused} | refused
+    where = {reason: _where(findings, cells) for reason, cells in refusals(findings.cells).items()}
+    reasons = set(where) | refused
     reasons |= {
         estimate.reason
         for contrast in findings.contrasts
         for name, estimate in contrast.differences.items()
         if name.startswith("auc/online") and estimate.reason
     }
-    lines += [f"{DASH} {reason}" for reason in sorted(reasons)]
+    lines += [f"{DASH} {reason}{where.get(reason, '')}" for reason in sorted(reasons)]
     lines += [
         f"{len(cell.diverged)} of {cell.models} models of {cell.mix}/{cell.arm} diverged"
         for cell in findings.cells
@@ -135,6 +145,12 @@ def footer(findings: Findings) -> list[str]:
     odd = odd_one_out(findings.design, findings.models)
     last = (odd, findings.headline, on_outliers(findings), findings.answer)
     return [*lines, *filter(None, last)]
+
+
+def _where(findings: Findings, cells: Sequence[CellFindings]) -> str:
+    """Which cells, in brackets; empty where it is all of them."""
+    named = ", ".join(f"{cell.mix}/{cell.arm}" for cell in cells)
+    return "" if len(cells) == len(findings.cells) else f" ({named})"
 
 
 def plain(head: Row, rows: Sequence[Row]) -> str:

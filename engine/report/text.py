@@ -17,6 +17,7 @@ from engine.analysis.wording import (
     number,
     percent,
     recipe,
+    refusals,
 )
 from engine.membership import odd_one_out
 
@@ -78,8 +79,9 @@ def _care_models(findings: Findings) -> list[str]:
                 "part of all numbers and spoil the comparison, so no claim is decided by them; "
                 f"lower arms.{cell.arm}.lr or train longer."
             )
-    refused = {cell.refused for cell in findings.cells if cell.refused}
-    items += [f"The attack was refused: {reason}." for reason in sorted(refused)]
+    for reason, cells in sorted(refusals(findings.cells).items()):
+        named = ", ".join(f"{cell.mix}/{cell.arm}" for cell in cells)
+        items.append(f"The attack was refused on {named}: {reason}.")
     return items
 
 

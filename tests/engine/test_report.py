@@ -167,7 +167,9 @@ def test_diverged_models_are_counted_on_the_page(tmp_path):
     run = make_run(tmp_path / "all", study, diverged=gone)
     page = write_report(run, analyse(run)).read_text()
     assert "8 of 8 models of arm nobn diverged" in page
-    assert "every model of this arm diverged" in page
+    assert "The attack was refused on flip5/nobn: every model of nobn diverged." in page
+    assert "no outliers" not in page
+    assert "has no batch norm" not in page
     run = make_run(tmp_path / "one", study, diverged=gone[:1])
     assert "1 of 8 models" in write_report(run, analyse(run)).read_text()
 

@@ -8,6 +8,7 @@ from synthetic_run import MIXES, a_study, make_run
 
 from engine.analysis import analyse
 from engine.report.summary import print_summary, tables
+from engine.report.text import care
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +71,14 @@ def test_what_is_missing_is_said(tmp_path):
     assert "at least six" in text
     assert "1 of 4 models of flip5/bn diverged" in text
     assert "nan" not in text.lower().split()
+
+
+def test_an_attack_refused_on_one_arm_is_said_of_that_arm(tmp_path):
+    flip5 = {"flip5": MIXES["flip5"]}
+    gone = [("flip5", "bn", m) for m in range(4)]
+    study = a_study(flip5, ("bn", "nobn"), models=8)
+    findings = analyse(make_run(tmp_path, study, diverged=gone))
+    refused = findings.cell("flip5", "bn").refused
+    assert f"– {refused} (flip5/bn)" in printed(findings, terminal=False).splitlines()
+    assert f"as the attack on bn was refused: {refused}." in findings.answer
+    assert f"The attack was refused on flip5/bn: {refused}." in care(findings)
