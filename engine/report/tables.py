@@ -246,7 +246,9 @@ def claims(findings: Findings) -> str:
     numeric = (4, 5)
     caption = (
         f"Held: the {percent(findings.level)} interval of every deciding number lies wholly on the "
-        "claimed side. Not held: wholly on the other. Grey rows stand beside and decide nothing. "
+        "claimed side; not held: one wholly on the other; where a number is the same in all groups "
+        "of models, a sign test over the groups must agree. Otherwise the row is not decidable "
+        "here. Grey rows stand beside and decide nothing. "
         "The claims are this project’s reading of arXiv 2605.24420’s abstract."
     )
     return headline + table(head, rows, caption, numeric)
@@ -299,6 +301,7 @@ def _verdict(row: ClaimRow) -> str:
     cls = "verdict open" if row.verdict == "not decidable here" else "verdict"
     text = f'<span class="{cls}">{row.verdict}</span>'
     if row.verdict == "not decidable here":
+        text += f'<span class="ci">{escape(row.why)}</span>'
         if row.models_needed:
             text += (
                 f'<span class="ci">a fresh study would take about {row.models_needed:,} models an '
@@ -306,8 +309,6 @@ def _verdict(row: ClaimRow) -> str:
             )
         elif row.p_value == row.p_value:
             text += '<span class="ci">no feasible number of models would decide</span>'
-        else:
-            text += f'<span class="ci">{escape(row.why)}</span>'
     elif not row.after_holm:
         text += '<span class="ci">not after Holm’s correction</span>'
     return text

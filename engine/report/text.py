@@ -218,9 +218,11 @@ GLOSSARY = {
     "share of models not trained on it that do.",
     "epochs until a sample fits": "how many epochs a sample that the model trained on stays "
     "misclassified, on average over the probe set; at most all of them.",
-    "not decidable here": "the interval holds the claim's threshold. The number of models beside "
-    "it is for a fresh study, with a new seed and that number fixed before it starts: adding "
-    "models to this run until a claim is decided would decide too often.",
+    "not decidable here": "the interval holds the claim's threshold; or it has no width, as the "
+    "number is the same in all groups of models, and they are too few for a sign test to tell; or "
+    "there is no interval, or models stayed at chance: the reason stands beside the verdict. The "
+    "number of models there is for a fresh study, with a new seed and that number fixed before it "
+    "starts: adding models to this run until a claim is decided would decide too often.",
 }
 
 

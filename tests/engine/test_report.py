@@ -153,6 +153,18 @@ def test_the_number_of_models_that_would_decide_is_for_a_fresh_study(tmp_path):
     assert f"a fresh study would take about {needed[0]:,} models an arm" in page
 
 
+def test_an_interval_of_no_width_that_decides_nothing_says_why_beside_the_verdict(tmp_path):
+    study = a_study({"clean": Mix()}, ("bn",), models=8)
+    findings = analyse(make_run(tmp_path, study, shift={"bn": 3.6}))
+    (row,) = findings.claims
+    assert (row.measures[0].estimate.ends, row.verdict) == ((1, 1), "not decidable here")
+    page = plain(render(findings, ()))
+    verdict = page[page.index("not decidable here</span>") :]
+    reason = verdict.index("the same in all 4 groups of models, too few to tell")
+    assert reason < verdict.index("a fresh study would take about 12 models an arm")
+    assert "too few for a sign test to tell" in page
+
+
 def test_dashes_point_to_reasons(tmp_path):
     run = make_run(tmp_path, a_study(FLIP5, ("bn", "nobn"), models=2))
     page = write_report(run, analyse(run)).read_text()
