@@ -21,7 +21,7 @@ from engine.analysis.findings import (
     Histogram,
     Roc,
 )
-from engine.analysis.wording import NAMES, full, percent
+from engine.analysis.wording import NAMES, at_chance, full, percent
 
 ARM_INKS = ("#0072b2", "#d55e00", "#00845a", "#aa3377", "#7a6a00", "#56606b")
 """Told apart with any common colour blindness, on white and (lightened) on black."""
@@ -232,6 +232,9 @@ def _differences_caption(findings: Findings, rows: Sequence[tuple[str, Estimate,
         caption += " Upright bar: the difference that the source claims (C3)."
     if not all(estimate.interval.given for _, estimate, _ in rows):
         caption += " An open dot has no interval."
+    compared = {arm for c in findings.contrasts for arm in (c.left, c.right)}
+    if at_chance(cell for cell in findings.cells if cell.arm in compared):
+        caption += " Models that never left chance spoil some of them: see “Read with care”."
     return caption
 
 

@@ -196,6 +196,14 @@ def test_a_target_with_at_most_one_non_member_in_a_group_leaves_the_page_whole(t
         assert "flip1: outliers" in next(d.svg for d in draw_all(findings) if d.name == "roc")
 
 
+def test_models_at_chance_are_told_of_beneath_the_differences(tmp_path):
+    study = a_study(FLIP5, ("bn", "nobn"), models=8)
+    for stuck in ((), [("flip5", "nobn", 3)]):
+        findings = analyse(make_run(tmp_path / str(len(stuck)), study, stuck=stuck))
+        figure = next(d for d in draw_all(findings) if d.name == "differences")
+        assert ("never left chance spoil some" in figure.caption) == bool(stuck)
+
+
 def test_one_arm_on_clean_data(tmp_path):
     run = make_run(tmp_path, a_study({"clean": Mix()}, ("nobn",), models=8))
     page = write_report(run, analyse(run)).read_text()
