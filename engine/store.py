@@ -153,7 +153,8 @@ def open_run(path: str | Path) -> Run:
             "(the path that `engine run` printed)"
         )
     manifest = _manifest(path)
-    if files.sha256(study_file) != manifest.get("study_sha256", files.sha256(study_file)):
+    found = files.sha256(study_file)
+    if found != manifest.get("study_sha256", found):  # earlier runs recorded none
         raise ValueError(
             f"'{study_file}' is damaged or was edited: run the study again, which writes it anew "
             "and trains nothing that is finished (for other settings use --set)"
