@@ -7,19 +7,18 @@ ever unpickled. Only the process that called `run` writes.
 
 import contextlib
 import fcntl
-import hashlib
 import itertools
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from engine import files
+from engine import files, shardfile
 from engine.outliers import SampleTable
 from engine.plan import ModelRef, ModelResult
 from engine.study import Study
@@ -310,22 +309,22 @@ def write_results(run: Run, results: Sequence[ModelResult]) -> tuple[Path, ...]:
 
 
 def _write_shard(run: Run, mix: str, arm: str, results: Sequence[ModelResult]) -> Path:
-    from safetensors.numpy import save
-
     models = [result.ref.model_id for result in results]
-    arrays = {
-        name: np.stack([result.arrays[name] for result in results]) for name in results[0].arrays
-    }
     folder = run.path / "shards" / mix / arm
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{models[0]:05d}-{models[-1]:05d}.safetensors"
     identity = {"digest": run.digest, "mix": mix, "arm": arm, "models": json.dumps(models)}
-    # under one key: safetensors writes several in an order of chance
-    named = {"identity": json.dumps(identity)}
-    written = save(arrays, metadata=named)
-    files.write_atomic(path, lambda stream: stream.write(written))
-    summary = {**identity, "models": models, "sha256": hashlib.sha256(written).hexdigest()}
-    files.write_text(path.with_suffix(".json"), json.dumps(summary, indent=2) + "\n")
+    # under one key: safetensors reads several in an order of chance
+    blocks = shardfile.blocks([r.arrays for r in results], {"identity": json.dumps(identity)})
+    summary = {**identity, "models": models}
+
+    def write(stream: BinaryIO) -> None:
+        summary["sha256"] = files.write_hashed(stream, blocks)
+
+    def summarise(stream: BinaryIO) -> None:
+        stream.write((json.dumps(summary, indent=2) + "\n").encode())
+
+    files.write_together({path: write, path.with_suffix(".json"): summarise})
     return path
 
 

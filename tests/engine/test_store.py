@@ -244,6 +244,22 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_files_written_together_are_there_together(tmp_path, monkeypatch):
+    first, second = tmp_path / "a", tmp_path / "b"
+
+    def explode(stream):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        files.write_together({first: lambda stream: stream.write(b"1"), second: explode})
+    assert os.listdir(tmp_path) == []
+
+    renamed = []
+    monkeypatch.setattr(type(first), "replace", lambda part, path: renamed.append(path))
+    files.write_together(dict.fromkeys((first, second), lambda stream: None))
+    assert renamed == [second, first]
+
+
 def test_a_second_process_is_refused(tmp_path):
     run = declare(tmp_path / "run")
     with (
