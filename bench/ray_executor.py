@@ -63,6 +63,24 @@ class Sleep:
         return [ModelResult(ref=ref, arrays={"ballast_X": values}, seconds=1.0) for ref in stack]
 
 
+class Gather:
+    """Returns nothing much once all of `workers` processes are here, which take long to start."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.folder, self.workers = folder, workers
+
+    def __call__(
+        self, job: Job, stack: Stack, on_epoch: Callable[[int], None]
+    ) -> list[ModelResult]:
+        """Waits for the others."""
+        (self.folder / str(os.getpid())).touch()
+        end = time.monotonic() + 600
+        while len(list(self.folder.iterdir())) < self.workers and time.monotonic() < end:
+            time.sleep(1)
+        values = np.zeros(1, np.float32)
+        return [ModelResult(ref=ref, arrays={"ballast_X": values}, seconds=1.0) for ref in stack]
+
+
 def tiny_job(models: int, epochs: int) -> Job:
     """The digits study."""
     overrides = [f"models={models}", f"train.epochs={epochs}", "data.loader=resident"]
@@ -144,12 +162,17 @@ def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
     with (
         connected(Where(address="local", cpus=options.workers)) as ray,
         tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as meeting,
     ):
         run = Run(path=Path(folder), study=job.study, digest="", manifest={})
-        train = Sleep(options.seconds, options.megabytes)
-        executor = RayExecutor(ray, train, SILENT)
+        gather = Gather(Path(meeting), options.workers)
         warm = [(ref,) for ref in refs[: options.workers]]
-        executor.run(job, warm, lambda results: None, lambda index, done: None)
+        started = time.perf_counter()
+        RayExecutor(ray, gather, SILENT).run(job, warm, lambda results: None, lambda i, done: None)
+        started = time.perf_counter() - started
+        there = len(list(Path(meeting).iterdir()))
+        assert there == options.workers, f"only {there} of {options.workers} workers started"
+        executor = RayExecutor(ray, Sleep(options.seconds, options.megabytes), SILENT)
         cpu, start = time.process_time(), time.perf_counter()
 
         def keep(results: Sequence[ModelResult]) -> None:
@@ -168,9 +191,11 @@ def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
             "what": f"{options.workers} pretended workers, {len(work)} shards of "
             f"{options.seconds:g} s with {options.megabytes:g} MiB",
             "value": f"{seconds:.1f} s",
-            "note": f"ideal {ideal:.1f} s; driver CPU {1000 * cpu / len(work):.1f} ms a shard, "
+            "note": f"ideal {ideal:.1f} s, after {started:.0f} s in which the workers' processes "
+            f"started; driver CPU {1000 * cpu / len(work):.1f} ms a shard, "
             f"{1000 * storing[0] / len(work):.1f} of them to store it; "
-            f"driver memory from first to last quarter {growth:+.0f} MiB",
+            f"driver memory from first to last quarter {growth:+.0f} MiB; "
+            f"{len(work) / seconds:.0f} shards/s",
         }
     ]
 

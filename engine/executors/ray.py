@@ -194,11 +194,11 @@ class _Session:
         job: Job,
         ledger: Ledger,
     ) -> None:
-        self._ray, self._train, self._offers, self._job = ray, train, offers, job
-        self._ticket, self._ledger, self._run = ticket, ledger, uuid.uuid4().hex
+        self._ray, self._offers, self._job = ray, offers, job
+        self._ledger, self._run = ledger, uuid.uuid4().hex
         self._numbers: dict[Any, int] = {}
         self._asked: dict[Any, str] = {}
-        self._task = ray_place.launcher(ray)
+        self._task = ray_place.launcher(ray, ticket, TASK, train)
         self._shared = ray.put(sent(job))
         self._board = _board(ray)
         self._looked, self._result_bytes = 0.0, 0
@@ -232,12 +232,11 @@ class _Session:
             live += 1
 
     def _start(self, number: int, attempt: Attempt, labels: dict[str, str]) -> None:
-        order = Order(run=self._run, number=number, stack=attempt.shard.stack, train=self._train)
-        resources = self._offers.demand.resources()
-        options = {**resources, "max_retries": 0, "label_selector": labels}
+        order = Order(run=self._run, number=number, stack=attempt.shard.stack)
+        first = self._ray.cloudpickle.dumps(order)
         shared = [self._shared, self._ledger.policy.fetch]
-        what = (tuple(self._ticket), TASK, self._ray.cloudpickle.dumps((order,)))
-        reference = self._task.options(**options).remote(*what, shared, self._board)
+        options = {**self._offers.demand.resources(), "max_retries": 0, "label_selector": labels}
+        reference = self._task.options(**options).remote(first, shared, self._board)
         self._numbers[reference] = number
 
     def receive(self) -> Iterator[tuple[int, list[ModelResult]]]:

@@ -44,7 +44,8 @@ class Ledger:
     @property
     def unfinished(self) -> bool:
         """Whether anything is still to be trained."""
-        return any(shard.state in ("waiting", "running") for shard in self.shards)
+        # backwards, since shards are trained in order: the first looked at is the usual answer
+        return any(shard.state in ("waiting", "running") for shard in reversed(self.shards))
 
     @property
     def hopeless(self) -> bool:

@@ -234,10 +234,14 @@ def _gpu_demand(nodes: Iterable[Mapping[str, Any]], processes: int | str) -> Dem
     return Demand(shards_per_gpu=shards_per_gpu(processes, sum(whole.values())), kind=kind)
 
 
-def launcher(ray: Any) -> Any:
-    """`ray_travel.launch` as a task; what is in that module travels by value."""
+def launcher(ray: Any, ticket: ray_travel.Ticket, function: str, *last: Any) -> Any:
+    """`ray_travel.launch` as a task that takes the first argument of `function`, pickled.
+
+    last: the others. What is in `ray_travel` travels by value.
+    """
     ray.cloudpickle.register_pickle_by_value(ray_travel)
-    return ray.remote(ray_travel.launch)
+    pickled = map(ray.cloudpickle.dumps, last)
+    return ray.remote(ray_travel.launching(tuple(ticket), function, *pickled))
 
 
 def _ask_workers(
@@ -261,8 +265,8 @@ def _ask_worker(
 ) -> Any:
     labels = {**demand.labels(), **off}
     options = {**demand.resources(), "label_selector": labels, "max_retries": 1}
-    what = (tuple(ticket), f"{__name__}:{_facts.__name__}", ray.cloudpickle.dumps((device,)))
-    asked = launcher(ray).options(**options).remote(*what)
+    facts = launcher(ray, ticket, f"{__name__}:{_facts.__name__}")
+    asked = facts.options(**options).remote(ray.cloudpickle.dumps(device))
     try:
         return ray.get(asked, timeout=SURVEY_SECONDS)
     except ray.exceptions.GetTimeoutError:

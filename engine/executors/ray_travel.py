@@ -12,7 +12,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ def sources() -> tuple[str, str]:
     return seen.hexdigest(), " and ".join(dict.fromkeys(folders)) or "nowhere"
 
 
-def launch(agreed: tuple[Any, ...], function: str, payload: bytes, *others: Any) -> Any:
+def launch(agreed: tuple[Any, ...], function: str, pickled: Sequence[bytes], *others: Any) -> Any:
     """Runs in a worker: call `function` (module:name) with what was pickled, and `others`.
 
     Nothing of this package is imported, not even to unpickle, before its sources were compared,
@@ -69,7 +69,7 @@ def launch(agreed: tuple[Any, ...], function: str, payload: bytes, *others: Any)
         try:
             module, name = function.split(":")
             call = getattr(importlib.import_module(module), name)
-            return call(*pickle.loads(payload), *others)
+            return call(*map(pickle.loads, pickled), *others)
         except ImportError as error:
             sentence = (
                 f"it cannot import what training needs ({error}): install the same release with "
@@ -96,6 +96,18 @@ def _other_sources(wanted: str, folder: str) -> str:
         f"driver in {folder}: install the driver's release on every node and start the run "
         "outside of other checkouts, or submit it as a job, which takes its sources along"
     )
+
+
+def launching(agreed: tuple[Any, ...], function: str, *pickled: bytes) -> Callable[..., Any]:
+    """`launch` with its last pickled arguments given: what is the same for all calls travels once
+    to every worker.
+    """
+
+    def launched(first: bytes, *others: Any) -> Any:
+        return launch(agreed, function, [first, *pickled], *others)
+
+    launched.__qualname__ = launch.__qualname__  # what `ray status` and `ps` show
+    return launched
 
 
 def put_down(pid: int) -> None:

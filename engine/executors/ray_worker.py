@@ -51,7 +51,6 @@ class Order:
     run: str
     number: int
     stack: Stack
-    train: Train
     node: str = ""
 
 
@@ -90,7 +89,7 @@ class TrainStack:
             raise WrongMachine(str(error)) from None
 
 
-def task(order: Order, shared: list[Any], board: Any) -> list[ModelResult]:
+def task(order: Order, train: Train, shared: list[Any], board: Any) -> list[ModelResult]:
     """What the driver submits. `shared` holds the reference to the job inside a list, so that Ray
     does not ask the node that has a copy, maybe a frozen one, for a place first; and the patience.
     """
@@ -99,16 +98,18 @@ def task(order: Order, shared: list[Any], board: Any) -> list[ModelResult]:
     node = ray.get_runtime_context().get_node_id()
     try:
         here = dataclasses.replace(order, node=node)
-        return train_order(lambda: ray.get(shared[0], timeout=shared[1]), here, board)
+        return train_order(lambda: ray.get(shared[0], timeout=shared[1]), here, train, board)
     except WrongMachine as error:
         raise WrongMachine(node, str(error)) from None
 
 
-def train_order(fetch: Callable[[], Job], order: Order, board: Any) -> list[ModelResult]:
+def train_order(
+    fetch: Callable[[], Job], order: Order, train: Train, board: Any
+) -> list[ModelResult]:
     """Train one shard. fetch: reads the job, once a process."""
     with _Pulse(board, order) as pulse:
         try:
-            return order.train(_own(order.run, fetch), order.stack, pulse.epoch)
+            return train(_own(order.run, fetch), order.stack, pulse.epoch)
         except MemoryError as error:
             raise OutOfMemory(str(error) or "host memory") from None
         except RuntimeError as error:

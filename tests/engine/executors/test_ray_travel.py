@@ -60,18 +60,18 @@ def worker(monkeypatch):
 
 def test_other_sources_are_refused_before_anything_is_unpickled(worker):
     agreed = ("another digest", "/driver", None)
-    answer = ray_travel.launch(agreed, "engine.nothing:task", b"no pickle")
+    answer = ray_travel.launch(agreed, "engine.nothing:task", [b"no pickle"])
     assert answer["node"] == "n1"
     assert answer["refused"].startswith("its workers import engine, kernels and attacks from ")
     assert "the driver in /driver" in answer["refused"]
     agreed = ("another digest", ray_travel.sources()[1], None)
-    answer = ray_travel.launch(agreed, "engine.nothing:task", b"no pickle")
+    answer = ray_travel.launch(agreed, "engine.nothing:task", [b"no pickle"])
     assert "if they were changed meanwhile, run the same command again" in answer["refused"]
 
 
 def test_a_missing_module_is_a_fault_of_the_node(worker):
     agreed = tuple(ray_travel.ticket(own_path=False))
-    answer = ray_travel.launch(agreed, "engine.nothing:task", pickle.dumps(()))
+    answer = ray_travel.launch(agreed, "engine.nothing:task", [])
     assert answer["node"] == "n1"
     assert "No module named 'engine.nothing'" in answer["refused"]
     assert "install" in answer["refused"]
@@ -80,5 +80,5 @@ def test_a_missing_module_is_a_fault_of_the_node(worker):
 def test_a_worker_of_our_own_cluster_imports_as_the_driver_does(worker):
     agreed = ray_travel.ticket(own_path=True)
     sys.path.insert(0, "/another/checkout")
-    assert ray_travel.launch(tuple(agreed), "builtins:sum", pickle.dumps(([1, 2],))) == 3
+    assert ray_travel.launch(tuple(agreed), "builtins:sum", [pickle.dumps([1, 2])]) == 3
     assert sys.path == agreed.path
