@@ -138,17 +138,18 @@ def _start(where: Where, undo: contextlib.ExitStack) -> Any:
     undo.enter_context(_tamed())
     _forget_settings()
     try:
-        ray.init(
-            address="local",
-            num_cpus=where.cpus,
-            num_gpus=where.gpus,
-            object_store_memory=where.object_store_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            _temp_dir=folder,
-            _node_ip_address="127.0.0.1",
-        )
+        with _environment({MARKER: os.path.dirname(folder)}):  # not in what we start ourselves
+            ray.init(
+                address="local",
+                num_cpus=where.cpus,
+                num_gpus=where.gpus,
+                object_store_memory=where.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=folder,
+                _node_ip_address="127.0.0.1",
+            )
     except Exception as error:
         ray.shutdown()
         raise RuntimeError(f"Ray did not start: {_first_line(error)}") from None
@@ -203,8 +204,7 @@ def _session_folder() -> Iterator[str]:
     try:
         folder = os.path.join(private, "r")
         os.mkdir(folder)
-        with _environment({MARKER: private}):
-            yield folder
+        yield folder
     finally:
         assert reaper.stdin is not None
         reaper.stdin.close()

@@ -70,6 +70,18 @@ with connected(Where(cpus=1)) as ray:
     assert os.listdir(temp) == []
 
 
+def test_what_the_driver_starts_itself_outlives_ray():
+    body = """
+import subprocess
+with connected(Where(cpus=1)):
+    sleep = subprocess.Popen(["sleep", "60"])
+print(sleep.poll())
+sleep.kill()
+"""
+    code, out, err = outcome_of(driver(body))
+    assert (code, out) == (0, "None\n"), err
+
+
 def test_stdout_is_clean_after_faults():
     body = """
 from drive import family, title
@@ -152,10 +164,10 @@ def test_only_what_our_ray_started_is_ended(temp, monkeypatch):
         with ray_cluster._session_folder() as folder:
             log = Path(folder) / "raylet.out"
             log.touch()
-            clean = {k: v for k, v in os.environ.items() if k != ray_cluster.MARKER}
-            reader = undo.enter_context(subprocess.Popen(["tail", "-f", str(log)], env=clean))
+            reader = undo.enter_context(subprocess.Popen(["tail", "-f", str(log)]))
             undo.callback(reader.kill)
-            ours = undo.enter_context(subprocess.Popen(["sleep", "60"]))
+            marked = {**os.environ, ray_cluster.MARKER: os.path.dirname(folder)}
+            ours = undo.enter_context(subprocess.Popen(["sleep", "60"], env=marked))
             undo.callback(ours.kill)
         assert ours.wait(5) == -signal.SIGKILL
         assert reader.poll() is None
