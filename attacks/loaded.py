@@ -1,5 +1,6 @@
 """A score matrix as found on disk, with what stands beside it."""
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,10 +54,15 @@ def loaded(
     correct: Bools | None = None,
     kind: Array | None = None,
 ) -> Loaded:
-    """From arrays as files have them; labels beyond the samples are cut."""
+    """From arrays as files have them; labels beyond the samples are cut.
+
+    Warns of a model that is there twice.
+    """
     known = None if labels is None else np.asarray(labels).ravel()[: scores.shape[1]]
+    matrix = ScoreMatrix(scores_MNQ=scores, keep_MN=keep)
+    _warn_of_twins(matrix, numbers)
     return Loaded(
-        matrix=ScoreMatrix(scores_MNQ=scores, keep_MN=keep),
+        matrix=matrix,
         numbers_M=np.array(numbers, dtype=np.int64),
         layout=layout,
         labels_N=None if known is None else known.astype(np.int64),
@@ -64,3 +70,19 @@ def loaded(
         correct_MN=correct,
         kind_N=kind,
     )
+
+
+def _warn_of_twins(matrix: ScoreMatrix, numbers: list[int]) -> None:
+    """Equal scores for equal members; a few columns are compared first, as files may be large."""
+    scores, keep = matrix.scores_MNQ, matrix.keep_MN
+    few = slice(None, None, max(1, scores.shape[1] // 64))
+    first: dict[tuple[bytes, bytes], int] = {}
+    for m, number in enumerate(numbers):
+        glance = np.ascontiguousarray(scores[m, few]).tobytes(), np.packbits(keep[m]).tobytes()
+        twin = first.setdefault(glance, m)
+        if twin != m and np.array_equal(scores[twin], scores[m], equal_nan=True):
+            warnings.warn(
+                f"models {numbers[twin]} and {number} have the same members and scores: if one was "
+                "given twice, leave it out, as attacks look surer with it",
+                stacklevel=3,
+            )

@@ -1,5 +1,7 @@
 """Everybody's files: one study read from every layout, written back, and refused when wrong."""
 
+import warnings
+
 import numpy as np
 import pytest
 from designs import study
@@ -219,6 +221,20 @@ def test_a_longer_mask_is_cut_as_the_research_code_does_and_says_so(logits, tmp_
     with pytest.warns(UserWarning, match="35 flags for 30 scored samples"):
         loaded = read(tmp_path)
     assert np.array_equal(loaded.matrix.keep_MN, matrix.keep_MN)
+
+
+def test_a_model_that_is_there_twice_is_named(logits, tmp_path):
+    values, labels, matrix = logits
+    as_lira(tmp_path, values, labels, matrix)
+    twin, copy = (tmp_path / f"experiment-{m}_{MODELS}" for m in (4, 7))
+    for name in ("keep.npy", "scores/0000000100.npy"):
+        (copy / name).write_bytes((twin / name).read_bytes())
+    with pytest.warns(UserWarning, match="models 4 and 7 have the same members and scores"):
+        read(tmp_path)
+    save(copy / "keep.npy", ~matrix.keep_MN[4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(tmp_path)
 
 
 def archive(path):
