@@ -117,28 +117,25 @@ def timed(executor: Any, job: Job, work: Sequence[Stack]) -> Timing:
 
 
 def overhead(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Local and Ray, one and two workers; a warm-up run each, since processes compile first."""
-    job = tiny_job(options.models, options.epochs)
+    """Local and Ray, two workers and one in turn; Ray's have started before they are timed."""
+    job, short = tiny_job(options.models, options.epochs), tiny_job(options.models, 1)
     work = stacks(job.study, list(study_refs(job.study)), 8, 2)
     found: dict[str, list[Timing]] = {}
-    for workers in (2, 1):
+    for workers in (2, 1) * options.repeats:
         with connected(Where(address="local", cpus=workers)) as ray:
             train = TrainStack(numerics=survey(ray, "cpu").numerics)
-            timed(RayExecutor(ray, train, SILENT), job, work[:workers])
-            for _ in range(options.repeats):
-                for name, executor in (
-                    ("ray", RayExecutor(ray, train, SILENT)),
-                    ("local", LocalExecutor(workers)),
-                ):
-                    timing = timed(executor, job, work)
-                    found.setdefault(f"{name} {workers}", []).append(timing)
-                    print(f"{name} {workers} worker(s): {timing.wall:.1f} s", flush=True)
+            ready = RayExecutor(ray, train, SILENT)
+            timed(ready, short, work)
+            for name, executor in (("ray", ready), ("local", LocalExecutor(workers))):
+                timing = timed(executor, job, work)
+                found.setdefault(f"{name} {workers}", []).append(timing)
+                print(f"{name} {workers} worker(s): {timing.wall:.1f} s", flush=True)
     assert len({t.digest for timings in found.values() for t in timings}) == 1, "executors disagree"
     return [overhead_row(name, found, len(work)) for name in found]
 
 
 def overhead_row(name: str, found: dict[str, list[Timing]], shards: int) -> dict[str, Any]:
-    """Medians of one executor with one number of workers."""
+    """Medians of one executor with one number of workers; ratios are of neighbouring runs."""
     executor, workers = name.split()
     usual = statistics.median(timing.wall for timing in found[name])
     alone = found[f"{executor} 1"]
@@ -147,7 +144,9 @@ def overhead_row(name: str, found: dict[str, list[Timing]], shards: int) -> dict
         beyond = statistics.median(timing.wall - timing.training for timing in alone) / shards
         note += f"beyond training {beyond:.2f} s a shard, {beyond / 0.6:.1f} % of a minute"
     else:
-        note += f"{statistics.median(t.wall for t in alone) / usual:.2f} times one worker"
+        ratios = [one.wall / two.wall for one, two in zip(alone, found[name], strict=True)]
+        shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        note += f"{statistics.median(ratios):.2f} times one worker ({shown})"
     what = f"{name} worker(s), {shards} shards"
     return {"what": what, "value": f"{usual:.2f} s", "note": note}
 
