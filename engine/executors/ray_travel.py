@@ -135,8 +135,8 @@ class Board:
 
     def signs(self, wanted: list[int]) -> dict[int, dict[str, Any]]:
         """What was heard of these attempts, as fields of `Sign`; the others are forgotten."""
-        now = time.monotonic()
-        self._heard = {n: heard for n, heard in self._heard.items() if n in set(wanted)}
+        now, known = time.monotonic(), set(wanted)
+        self._heard = {n: heard for n, heard in self._heard.items() if n in known}
         return {
             number: {**sign, "age": now - heard} for number, (sign, heard) in self._heard.items()
         }
