@@ -5,9 +5,9 @@
 
 `overhead` trains the digits study with local processes and with Ray, on two workers and on one in
 turn, and compares the exported arrays. Beyond training is what a run took more than the sum of its
-stacks' times, on one worker, where nothing is hidden. `scale` sleeps instead of training and returns
-arrays of real size, which the driver stores: it shows what the driver can take, once all workers
-have started. Rows go to bench/results/ray_executor.csv.
+stacks' times, on one worker, where nothing is hidden. `scale` sleeps instead of training and
+returns arrays of real size, which the driver stores: it shows what the driver can take, once all
+workers have started. Rows go to bench/results/ray_executor.csv.
 """
 
 import argparse
