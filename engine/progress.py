@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 MOST_NAMED = 4
 """Workers whose speeds are shown one by one."""
@@ -26,10 +27,11 @@ class TrainingProgress:
         self._first: tuple[float, int] | None = None
         self._figures: Mapping[str, Any] = {}
         self._live = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("training", table_column=Column(min_width=8)),
+            BarColumn(bar_width=20, table_column=Column(min_width=20)),
+            TextColumn("{task.fields[text]}", table_column=Column(ratio=1)),  # in several lines
             console=console,
+            expand=True,
             transient=True,
             disable=not console.is_terminal,
         )

@@ -21,7 +21,7 @@ from engine.membership import odd_one_out, without_complement
 from engine.plan import ModelRef, ModelResult, stacks
 from engine.prepare import Prepared, prepare
 from engine.progress import TrainingProgress, clock, size
-from engine.status import write_figures
+from engine.status import forget_figures, write_figures
 from engine.study import Mix, Study, unknown
 from engine.studyfile import summary_lines
 
@@ -56,6 +56,10 @@ def run_study(study: Study, options: Options, console: Console) -> Path | None:
     """
     if options.executor not in PLACES:
         raise ValueError(unknown("executor", options.executor, PLACES))
+    if options.executor != "ray" and (options.address or options.insecure_cluster):
+        raise ValueError(
+            "--address and --insecure-cluster are for --executor ray: add it or leave them out"
+        )
     _print_study(study, console)
     if options.dry_run:
         place = LocalPlace(resolve_device(options.device))
@@ -64,6 +68,8 @@ def run_study(study: Study, options: Options, console: Console) -> Path | None:
         _print_cost(study, sizes, missing, place, console)
         return None
     _check_out(options.out)
+    if options.executor == "ray":
+        console.print("connecting to Ray …")
     with PLACES[options.executor](study, options) as chosen:
         return _run(study, options, chosen, console)
 
@@ -190,11 +196,12 @@ def _print_cost(
     workers = max(1, min(place.workers(study), len(missing)))
     fitted = place.fit(study, workers)
     found = cost.estimate(fitted, sizes, missing, place.device, workers, cache_dir(study.data))
+    largest = max(map(len, stacks(study, missing, found.stack, found.workers)), default=0)
     basis = "from this machine's earlier runs" if found.measured else "a rough estimate"
     console.print(
         f"cost: {found.models} models to train on {place.device}, about {clock(found.seconds)} "
         f"({basis}), {size(found.memory_bytes)} of memory, {size(found.disk_bytes)} of disk; "
-        f"{found.workers} process(es), stacks of up to {found.stack} models",
+        f"{found.workers} process(es), stacks of up to {largest} models",
         highlight=False,
     )
     if place.device == "cpu" and found.seconds > FOR_GPUS_FROM:
@@ -299,7 +306,11 @@ def _train(
             progress.figures(figures)
 
         watch = Watch(say=progress.say, figures=show)
-        place.executor(planned.workers, watch).run(job, work, on_result, progress.epoch)
+        try:
+            place.executor(planned.workers, watch).run(job, work, on_result, progress.epoch)
+        except BaseException:
+            forget_figures(run.path)
+            raise
     _remember_speeds(study, _sizes(prepared), place.device, seconds)
 
 

@@ -66,6 +66,11 @@ def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
     files.write_text(path / FIGURES, json.dumps(stamped, indent=2) + "\n")
 
 
+def forget_figures(path: Path) -> None:
+    """Training broke off: what was written last holds no more."""
+    (path / FIGURES).unlink(missing_ok=True)
+
+
 def _print_figures(path: Path, console: Console) -> None:
     """What a driver said last, if it wrote lately; an unreadable file says nothing."""
     try:

@@ -200,7 +200,7 @@ def survey(
         raise ValueError(f"unknown device '{device}': known are auto, cpu, cuda")
     if device == "cuda" and not gpus:
         raise ValueError(
-            "device cuda was asked for, but the cluster has no GPU: add GPU nodes or use "
+            "device cuda was asked for, but Ray finds no GPU: add nodes that have one or use "
             "--device cpu"
         )
     device = "cuda" if gpus and device != "cpu" else "cpu"

@@ -34,22 +34,6 @@ class Snapshot:
     speeds: Mapping[str, WorkerSpeed] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
-    def text(self) -> str:
-        """One line.
-
-        >>> Snapshot(waiting=3, running=2, done=1, retrained=1).text()
-        'shards: 3 waiting, 2 running, 1 done, 0 failed, 1 trained again'
-        """
-        parts = [
-            f"{self.waiting} waiting",
-            f"{self.running} running",
-            f"{self.done} done",
-            f"{self.failed} failed",
-        ]
-        if self.retrained:
-            parts.append(f"{self.retrained} trained again")
-        return "shards: " + ", ".join(parts)
-
     def to_json(self) -> dict[str, Any]:
         """Plain values, with each worker's models an hour."""
         plain = dataclasses.asdict(self)

@@ -64,6 +64,8 @@ def run_of(path):
         (["--set", "data.name=cifar11"], ("did you mean 'cifar10'",)),
         (["--device", "tpu"], ("unknown device 'tpu'", "cuda")),
         (["--executor", "slurm"], ("unknown executor 'slurm'", "local")),
+        (["--address", "auto"], ("--address", "for --executor ray")),
+        (["--insecure-cluster"], ("--insecure-cluster", "for --executor ray")),
         (["--set", "train.batch=5000"], ("train.batch is 5000", "members")),
         (["--set", "query.population=99999"], ("query.population is 99999", "images")),
         (["--set", "data.limit=99999"], ("data.limit", "99999")),

@@ -47,3 +47,19 @@ def test_a_clusters_shards_and_workers_are_on_the_same_line(clock):
         "0/8 models · 0/80 epochs · shards: 1 waiting, 2 running, 3 done, 0 failed · a1/7 410/hour"
     )
     assert shown.text() == words
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_terminal_shows_all_figures_however_narrow_it_is(clock, width):
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    with progress.TrainingProgress(console, [4, 4], epochs=10) as shown:
+        speeds = {"a1b2c3/77": 410.4, "d4e5f6/88": 395.0}
+        figures = {"waiting": 1, "running": 2, "done": 3, "failed": 0, "speeds": speeds}
+        clock[0] += 1
+        shown.epoch(0, 5)
+        shown.figures(figures)
+    said = out.getvalue()
+    for word in ("training", "━", *shown.text().split()):
+        assert word in said
+    assert "…" not in said

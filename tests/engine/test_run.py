@@ -1,5 +1,6 @@
 """A whole study, end to end: same bits however it is laid out, resumed, killed or fed."""
 
+import contextlib
 import io
 import json
 import os
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from engine.run import Options, run_study
+from engine.executors.local import LocalPlace
+from engine.run import PLACES, Options, run_study
+from engine.status import FIGURES
 from engine.studyfile import load_study
 
 TINY = ["data.limit=240", "models=6", "train.epochs=3", "train.batch=32", "data.loader=resident"]
@@ -247,3 +250,29 @@ def children(pid):
         if int(fields[1]) == pid and b"spawn_main" in line:
             found.append(int(status.parent.name))
     return found
+
+
+class BreaksOff(LocalPlace):
+    """A place whose executor writes figures, as a cluster's driver does, and fails."""
+
+    name = "breaks off"
+
+    def executor(self, workers, watch):
+        self.watch = watch
+        return self
+
+    def run(self, job, stacks, on_result, on_progress):
+        self.watch.figures({"waiting": 1, "running": 1, "done": 0, "failed": 0, "speeds": {}})
+        assert list(self.out.rglob(FIGURES))
+        raise RuntimeError("the cluster burnt down")
+
+
+def test_figures_of_a_training_that_broke_off_are_forgotten(tmp_path, monkeypatch):
+    place = BreaksOff("cpu")
+    place.out = tmp_path
+    monkeypatch.setitem(PLACES, "local", lambda *_: contextlib.nullcontext(place))
+    study = load_study("digits_bn_vs_nobn", ["models=2"])
+    with pytest.raises(RuntimeError, match="burnt down"):
+        run_study(study, Options(out=tmp_path), Console(file=io.StringIO()))
+    assert list(tmp_path.rglob("manifest.json"))
+    assert not list(tmp_path.rglob(FIGURES))

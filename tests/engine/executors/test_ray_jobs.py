@@ -169,7 +169,7 @@ def refused_jobs_and_callers(board, gcs, env, command, tmp_path, expected):
         assert words in done.stderr.splitlines()[-1]
         assert env["RAY_AUTH_TOKEN"] not in done.stdout + done.stderr
     done = call([*attach, "--device", "cuda"], env, 120)
-    assert "the cluster has no GPU" in done.stderr.splitlines()[-1]
+    assert "Ray finds no GPU" in done.stderr.splitlines()[-1]
     done = call(attach, env)
     assert done.returncode == 0, done.stderr
     assert exported(tmp_path / "x") == expected

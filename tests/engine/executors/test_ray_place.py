@@ -105,7 +105,7 @@ def test_more_processes_than_gpus_are_planned_as_shares_with_less_memory_each(mo
 @pytest.mark.parametrize(
     ("nodes", "device", "words"),
     [
-        ([node("a", 4)], "cuda", "the cluster has no GPU: add GPU nodes or use --device cpu"),
+        ([node("a", 4)], "cuda", "Ray finds no GPU: add nodes that have one or use --device cpu"),
         ([node("a", 0)], "auto", "no node of the cluster has a CPU to offer"),
         ([node("a", 0, 4)], "auto", "no node of the cluster has a CPU and a GPU to offer"),
         ([node("a", 4)], "tpu", "known are auto, cpu, cuda"),
