@@ -103,7 +103,7 @@ def test_a_result_that_died_with_its_node_is_trained_again(tmp_path):
     expected = outcome.pretended(tmp_path / "plain", ballast_mb=1)
     facts = outcome.act("lost_result", tmp_path / "struck")
     assert facts["failure"] is None
-    assert any(said.endswith(": its result was lost") for said in facts["said"])
+    assert any(said.endswith(": its result was lost") for said in facts["said"]), facts["said"]
     equal = outcome.left(tmp_path / "struck") == expected
     record("lost_result", facts, equal)
     assert equal
