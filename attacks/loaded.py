@@ -76,13 +76,20 @@ def _warn_of_twins(matrix: ScoreMatrix, numbers: list[int]) -> None:
     """Equal scores for equal members; a few columns are compared first, as files may be large."""
     scores, keep = matrix.scores_MNQ, matrix.keep_MN
     few = slice(None, None, max(1, scores.shape[1] // 64))
-    first: dict[tuple[bytes, bytes], int] = {}
-    for m, number in enumerate(numbers):
+    alike: dict[tuple[bytes, bytes], list[int]] = {}
+    twins = []
+    for m in range(matrix.models):
         glance = np.ascontiguousarray(scores[m, few]).tobytes(), np.packbits(keep[m]).tobytes()
-        twin = first.setdefault(glance, m)
-        if twin != m and np.array_equal(scores[twin], scores[m], equal_nan=True):
-            warnings.warn(
-                f"models {numbers[twin]} and {number} have the same members and scores: if one was "
-                "given twice, leave it out, as attacks look surer with it",
-                stacklevel=3,
-            )
+        others = alike.setdefault(glance, [])
+        twin = next((o for o in others if np.array_equal(scores[o], scores[m], equal_nan=True)), m)
+        if twin == m:
+            others.append(m)
+        else:
+            twins.append(f"{numbers[twin]} and {numbers[m]}")
+    if twins:
+        more = f" (and {len(twins) - 3} more pairs)" if len(twins) > 3 else ""
+        warnings.warn(
+            f"models {', '.join(twins[:3])}{more} have the same members and scores: if one was "
+            "given twice, leave it out, as attacks look surer with it",
+            stacklevel=3,
+        )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+METADATA = "__metadata__"
 KINDS = {
     np.dtype(kind).newbyteorder("<"): name
     for kind, name in (
@@ -43,7 +44,7 @@ def blocks(members: Sequence[Mapping[str, Array]], metadata: Mapping[str, str]) 
         raise ValueError("the models of a shard have arrays of different names, dtypes or shapes")
     order = list(KINDS.values())
     names = sorted(layout, key=lambda name: (order.index(layout[name][0]), name))
-    head: dict[str, Any] = {"__metadata__": dict(metadata)}
+    head: dict[str, Any] = {METADATA: dict(metadata)}
     end = 0
     for name in names:
         kind, shape = layout[name]
@@ -66,7 +67,7 @@ def _layout(member: Mapping[str, Array]) -> dict[str, tuple[str, tuple[int, ...]
     found = {}
     for name, values in member.items():
         kind = KINDS.get(values.dtype.newbyteorder("<"))
-        if kind is None:
+        if kind is None or name == METADATA:
             raise ValueError(f"array '{name}' of {values.dtype} cannot be stored")
         found[name] = (kind, values.shape)
     return found

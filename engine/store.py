@@ -312,7 +312,7 @@ def _write_shard(run: Run, mix: str, arm: str, results: Sequence[ModelResult]) -
     models = [result.ref.model_id for result in results]
     folder = run.path / "shards" / mix / arm
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{models[0]:05d}-{models[-1]:05d}.safetensors"
+    path = folder / _shard_name(models)
     identity = {"digest": run.digest, "mix": mix, "arm": arm, "models": json.dumps(models)}
     # under one key: safetensors reads several in an order of chance
     blocks = shardfile.blocks([r.arrays for r in results], {"identity": json.dumps(identity)})
@@ -328,6 +328,11 @@ def _write_shard(run: Run, mix: str, arm: str, results: Sequence[ModelResult]) -
     return path
 
 
+def _shard_name(models: Sequence[int]) -> str:
+    """Of the file that holds these models."""
+    return f"{models[0]:05d}-{models[-1]:05d}.safetensors"
+
+
 def _verified_models(path: Path, digest: str) -> list[int]:
     """The model ids in a shard file, after checking that the file is whole and belongs here."""
     from safetensors import SafetensorError, safe_open
@@ -335,10 +340,17 @@ def _verified_models(path: Path, digest: str) -> list[int]:
     try:
         summary = json.loads(path.with_suffix(".json").read_text())
         expected, models = summary["sha256"], [int(m) for m in summary["models"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        named = _shard_name(models)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise ValueError("its checksum file is missing or unreadable") from None
-    if files.sha256(path) != expected:
+    try:
+        found = files.sha256(path)
+    except OSError as error:
+        raise ValueError(f"it cannot be read ({error.strerror})") from None
+    if found != expected:
         raise ValueError("it does not match its checksum (truncated or altered)")
+    if path.name != named:
+        raise ValueError(f"it is a copy of {named}, by the models in it")
     mix, arm = path.parts[-3:-1]
     try:
         with safe_open(path, framework="numpy") as shard:

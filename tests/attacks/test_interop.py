@@ -231,6 +231,10 @@ def test_a_model_that_is_there_twice_is_named(logits, tmp_path):
         (copy / name).write_bytes((twin / name).read_bytes())
     with pytest.warns(UserWarning, match="models 4 and 7 have the same members and scores"):
         read(tmp_path)
+    third = tmp_path / f"experiment-1_{MODELS}"  # alike in the columns that are compared first
+    (third / "keep.npy").write_bytes((twin / "keep.npy").read_bytes())
+    with pytest.warns(UserWarning, match="models 4 and 7 have"):
+        read(tmp_path)
     save(copy / "keep.npy", ~matrix.keep_MN[4])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -62,3 +62,5 @@ def test_members_of_another_layout_are_refused(other):
 def test_what_the_format_has_no_name_for_is_refused():
     with pytest.raises(ValueError, match="'a_N' of <U1 cannot be stored"):
         list(shardfile.blocks([{"a_N": np.array(["x"])}], {}))
+    with pytest.raises(ValueError, match="'__metadata__' of float64 cannot be stored"):
+        list(shardfile.blocks([{shardfile.METADATA: np.zeros(3)}], {}))

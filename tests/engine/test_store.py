@@ -90,6 +90,11 @@ def no_safetensors(path):
     path.with_suffix(".json").write_text(json.dumps(summary | {"sha256": files.sha256(path)}))
 
 
+def make_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -97,6 +102,7 @@ def no_safetensors(path):
         (flip_bit, "truncated or altered"),
         (lose_checksum, "checksum file is missing"),
         (no_safetensors, "no safetensors"),
+        (make_folder, "cannot be read"),
     ],
 )
 def test_damage_is_noticed_named_and_set_aside(tmp_path, damage, reason):
@@ -130,6 +136,18 @@ def test_shards_of_another_study_arm_or_name_are_foreign(tmp_path):
         (swapped / part.name).write_bytes(part.read_bytes())
     rejected = {bad.path.parent.name for bad in run.scan().rejected}
     assert rejected == {"bn", "bn_penalty"}
+
+
+def test_a_copy_under_another_name_is_set_aside(tmp_path):
+    run = declare(tmp_path / "run")
+    _, (path,) = fill(run, ids=(0, 1))
+    for part in (path, path.with_suffix(".json")):
+        copy = part.with_name(part.name.replace("00000-00001", "00002-00003"))
+        copy.write_bytes(part.read_bytes())
+    (bad,) = run.scan().rejected
+    assert bad.path.name == "00002-00003.safetensors"
+    assert "a copy of 00000-00001.safetensors" in bad.reason
+    assert len(run.scan().rows) == 2
 
 
 def test_a_shard_has_the_same_bytes_every_time(tmp_path):
