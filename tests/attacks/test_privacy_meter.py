@@ -78,7 +78,7 @@ def test_signals_that_are_no_numbers_of_their_kind_are_refused(
 
 
 def test_saturated_probabilities_are_held_finite_and_counted(tmp_path):
-    p = np.full((5, 8), 0.5, dtype=np.float32)
+    p = np.linspace(0.4, 0.6, 40, dtype=np.float32).reshape(5, 8)
     p[0, 0], p[1, 1], p[2, 2] = 1, 0, np.float32(1) - np.finfo(np.float32).epsneg
     save(tmp_path / "memberships.npy", np.zeros((8, 5), dtype=bool))
     save(tmp_path / "rmia_signals.npy", p)
