@@ -48,6 +48,12 @@ RESULTS = Path(__file__).parent / "results" / "ray_executor.csv"
 SILENT = Watch(say=lambda sentence: None, figures=lambda figures: None)
 
 
+def ballast(stack: Stack, count: int) -> list[ModelResult]:
+    """Results that hold so many zeros a model."""
+    values = np.zeros(count, np.float32)
+    return [ModelResult(ref=ref, arrays={"ballast_X": values}, seconds=1.0) for ref in stack]
+
+
 class Sleep:
     """Sleeps and returns `megabytes` of scores a model."""
 
@@ -59,12 +65,11 @@ class Sleep:
     ) -> list[ModelResult]:
         """The same array for every model."""
         time.sleep(self.seconds)
-        values = np.zeros(int(self.megabytes * 2**18), np.float32)
-        return [ModelResult(ref=ref, arrays={"ballast_X": values}, seconds=1.0) for ref in stack]
+        return ballast(stack, int(self.megabytes * 2**18))
 
 
 class Gather:
-    """Returns nothing much once all of `workers` processes are here, which take long to start."""
+    """Keeps a process until all of `workers` are here: they take long to start."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder, self.workers = folder, workers
@@ -77,8 +82,7 @@ class Gather:
         end = time.monotonic() + 600
         while len(list(self.folder.iterdir())) < self.workers and time.monotonic() < end:
             time.sleep(1)
-        values = np.zeros(1, np.float32)
-        return [ModelResult(ref=ref, arrays={"ballast_X": values}, seconds=1.0) for ref in stack]
+        return ballast(stack, 1)
 
 
 def tiny_job(models: int, epochs: int) -> Job:

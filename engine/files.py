@@ -44,12 +44,11 @@ def write_together(writes: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
         for part in parts.values():
             part.unlink(missing_ok=True)
         raise
-    for place in {path.parent for path in writes}:
-        folder = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    folder = os.open(next(iter(writes)).parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_hashed(stream: BinaryIO, blocks: Iterable[npt.NDArray[Any]]) -> str:

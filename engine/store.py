@@ -314,7 +314,7 @@ def _write_shard(run: Run, mix: str, arm: str, results: Sequence[ModelResult]) -
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _shard_name(models)
     identity = {"digest": run.digest, "mix": mix, "arm": arm, "models": json.dumps(models)}
-    # under one key: safetensors reads several in an order of chance
+    # under one key: the library, whose bytes these are, writes several in an order of chance
     blocks = shardfile.blocks([r.arrays for r in results], {"identity": json.dumps(identity)})
     summary = {**identity, "models": models}
 
